@@ -3,7 +3,8 @@
 A test marked `gpu` (everything in tests/gpu is) needs a CUDA device, `gpu(2)` needs two. Where
 they are missing the test is skipped, and the summary counts it; TORCH_CUBIN_REQUIRE_GPU=N makes
 the lack of N devices a failure. The summary also says whether tests/gpu/last_run.json, the record
-of the last whole run on a GPU, is of these sources.
+of the last whole run on a GPU, is of these sources, and of how many of the built kernels
+tests/gpu/last_sanitized.json says what compute-sanitizer found.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
         order = (str((first + i) % gpus) for i in range(gpus))
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(order))
 
-from gpu import record  # noqa: E402  (needs the path above)
+from gpu import record, sanitized  # noqa: E402  (needs the path above)
 from preloaded import PreloadedPython  # noqa: E402
 
 _WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -221,6 +222,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
     if _run["counts"] or _run["for_gpus"]:  # tests start many runs, to which it says nothing
         terminalreporter.write_line(record.describe(ROOT))
+        terminalreporter.write_line(sanitized.describe(ROOT))
     if waiting := sorted(_run["waiting"]):  # ended early, as by tools/gpu_tests.py at a time limit
         terminalreporter.write_line(f"{len(waiting)} tests have not ended:", red=True)
         for test in waiting[:SHOWN]:

@@ -1,26 +1,36 @@
-"""Runs GPU tests under compute-sanitizer and counts its reports about this project's kernels.
+"""Runs kernels or GPU tests under compute-sanitizer, and counts its reports of our kernels.
 
+    python tools/gpu_sanitize.py kernels [--processes 12] [--seconds 600]
     python tools/gpu_sanitize.py {initcheck,memcheck,synccheck} [--processes 12] [--seconds 600]
                                  [--json FILE] [--output FILE] [tests ...]
 
-By default all files of tests/gpu run, except those in SKIPPED below. PyTorch's caching allocator is
-off, so that each tensor is a separate allocation that ends at its last element and starts
-uninitialised. Tests that need the allocator are skipped by name: capturing a CUDA graph without it
-breaks the process, and its remaining tests fail. Failing tests do not count, reports do. Reports
-about PyTorch's kernels are counted separately. Exit status 1 if there is a report about our kernels
-or without a kernel name, if the time did not suffice for all tests, or if none ran.
+`kernels` runs every built kernel for Hopper under memcheck, racecheck, synccheck and initcheck, by
+the scenarios of tests/gpu/sanitized.py, except those whose cubins the record has already, and joins
+what it found into tests/gpu/last_sanitized.json, scenario by scenario: a run that is ended early
+keeps what was done. Exit status 1 if a tool reported a kernel, a scenario did not end well, or a
+kernel was not run.
+
+A tool runs tests, by default all files of tests/gpu except those in SKIPPED below. PyTorch's
+caching allocator is off, so that each tensor is a separate allocation that ends at its last element
+and starts uninitialised. Tests that need the allocator are skipped by name: capturing a CUDA graph
+without it breaks the process, and its remaining tests fail. Failing tests do not count, reports do.
+Reports about PyTorch's kernels are counted separately. Exit status 1 if there is a report about our
+kernels or without a kernel name, if the time did not suffice for all tests, or if none ran.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
+import datetime
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -125,15 +135,85 @@ def run(
     return output.read_text(), cut_off
 
 
+def run_kernels(processes: int, seconds: float) -> int:
+    """Joins what the record lacks into it."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    import torch
+    from gpu import record as of_suite
+    from gpu import run_child, sanitized
+
+    ends = time.monotonic() + seconds
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [*map(str, range(torch.cuda.device_count()))]
+    kernels, record, lock = sanitized.built(ROOT), sanitized.read(ROOT), threading.Lock()
+    about = {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "gpu": torch.cuda.get_device_name(),
+        "driver": of_suite.driver_version(),
+        "sanitizer": run_child.sanitizer_version(),
+        "torch": torch.__version__,
+        "sources": of_suite.source_hash(ROOT),
+    }
+    work = [
+        (tool, scenario)
+        for scenario in sanitized.SCENARIOS
+        for tool in sanitized.TOOLS
+        if any(
+            re.search(scenario.kernels, name) for name in sanitized.missing(record, kernels, tool)
+        )
+    ]
+    failed = []
+
+    def one(number: int) -> None:
+        tool, scenario = work[number]
+        left, began = ends - time.monotonic(), time.monotonic()
+        if left < 5:
+            failed.append(f"{tool} {scenario.name}: no time left")
+            return
+        # One thread each: their processes share the processors.
+        own = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)], "OMP_NUM_THREADS": "1"}
+        done = run_child.run(scenario.name, tool, *scenario.arguments, seconds=left, variables=own)
+        label = f"{tool} {scenario.name} {' '.join(scenario.arguments)}"
+        named = sanitized.named_in(done.output, kernels) if done.returncode == 86 else {}
+        wrong = done.answer.get("wrong", ["no answer"])
+        with lock:
+            if done.returncode not in (0, 86) or wrong or (done.returncode == 86 and not named):
+                print(done.output[:1500], "[...]", done.output[-1500:], sep="\n", flush=True)
+                failed.append(f"{label}: exit status {done.returncode}, wrong: {wrong}"[:500])
+            else:
+                # Not what a call of PyTorch's or a copy happened to run.
+                mine = [name for name in done.kernels if re.search(scenario.kernels, name)]
+                ran = {name: kernels[name] for name in mine if name in kernels}
+                sanitized.join(record, about, tool, ran, named)
+                sanitized.write(ROOT, record, kernels)
+            took = time.monotonic() - began
+            print(f"{label}: {len(done.kernels)} kernels, {len(named)} reported, {took:.0f} s",
+                  flush=True)  # fmt: skip
+
+    with concurrent.futures.ThreadPoolExecutor(processes) as pool:
+        list(pool.map(one, range(len(work))))
+    print(*failed, sanitized.describe(ROOT), sep="\n")
+    for tool in sanitized.TOOLS:
+        if absent := sanitized.missing(record, kernels, tool):
+            print(f"{tool} has not seen: {' '.join(absent)}")
+        for name, report in record["reports"].get(tool, {}).items():
+            print(f"{tool} reported {name}: {report}")
+    found = any(record["reports"].values())
+    absent = any(sanitized.missing(record, kernels, tool) for tool in sanitized.TOOLS)
+    return 1 if failed or found or absent else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("tool", choices=("initcheck", "memcheck", "synccheck"))
+    parser.add_argument("tool", choices=("kernels", "initcheck", "memcheck", "synccheck"))
     parser.add_argument("tests", nargs="*")
     parser.add_argument("--processes", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--output", type=Path, help="where pytest's output is kept: a line a test")
     options = parser.parse_args()
+    if options.tool == "kernels":
+        return run_kernels(options.processes, options.seconds)
     tests = options.tests or default_tests()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

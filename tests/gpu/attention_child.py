@@ -2,8 +2,7 @@
 
     python tests/gpu/attention_child.py NAME ARGUMENT...
 
-Where a sanitizer watches, inputs are made on the CPU, and results compared there with the CPU's
-reference: few kernels but ours run.
+Those that a sanitizer watches are in attention_sanitized.py.
 """
 
 from __future__ import annotations
@@ -90,131 +89,11 @@ def _bare(value: torch.Tensor, order: tuple[int, ...], pad: int) -> torch.Tensor
     return buffer.cuda().as_strided(value.shape, strides)
 
 
-def _calls(r: random.Random, tool: str) -> list[tuple]:
-    """(batch, heads, kv_heads, rows, columns, head_dim, head_dim_v), and options."""
-    shapes = [
-        (1, 2, 1, 65, 70, 64, 64),
-        (2, 2, 2, 1, 200, 128, 128),
-        (1, 2, 2, 130, 33, 40, 72),
-        (1, 2, 1, 17, 129, 256, 256),
-        (1, 1, 1, 5, 7, 20, 12),
-        (1, 4, 1, 3, 300, 96, 96),
-        # A mask of each head, in two chunks of keys that are read in vectors; in pairs of blocks.
-        (1, 2, 1, 200, 528, 64, 64),
-        (1, 2, 2, 300, 320, 256, 256),
-        (1, 2, 1, 130, 100, 192, 184),
-    ]
-    options = [
-        {}, {"is_causal": True}, {"attn_mask": "bool"}, {"attn_mask": "own"},
-        {"attn_mask": "float32"}, {"dropout_p": 0.3, "is_causal": True},
-        {"softcap": 2.0, "alibi_slopes": True, "sinks": True},
-        {"window_left": 9, "window_right": 3, "bottom_right": True},
-    ]  # fmt: skip
-    if tool == "racecheck":  # some hundred times slower
-        shapes = [
-            (1, 2, 1, 65, 70, 64, 64),
-            (1, 2, 1, 1, 200, 128, 128),
-            (1, 2, 1, 130, 65, 128, 128),  # steps enough to use each stage again
-            (1, 2, 1, 70, 65, 256, 256),
-        ]
-        masked = [(shapes[2], options[2]), (shapes[2], options[3]), (shapes[2], options[4])]
-        options = [options[0], options[1], options[5], options[6]]
-    calls = [(shape, option) for shape in shapes for option in options]
-    if tool == "racecheck":
-        calls += masked
-    r.shuffle(calls)
-    return calls
-
-
-def _options(raw: dict, shape: tuple, dtype: torch.dtype) -> dict:
-    batch, heads, _, rows, columns, *_ = shape
-    made = {**raw, "enable_gqa": True}
-    mask = torch.randn(batch, heads if rows * columns > 100_000 else 1, rows, columns)
-    kind = raw.get("attn_mask")
-    if kind:
-        made["attn_mask"] = mask > -0.5 if kind == "bool" else mask.to(dtype)
-        if kind == "float32":
-            made["attn_mask"] = mask
-    for name in ("alibi_slopes", "sinks"):
-        if name in raw:
-            made[name] = torch.rand(heads)
-    if "dropout_p" in raw:
-        made["dropout_seed"] = torch.tensor([12345])
-    return made
-
-
 def _on_gpu(options: dict) -> dict:
     return {
         name: value.cuda() if isinstance(value, torch.Tensor) else value
         for name, value in options.items()
     }
-
-
-def _packed(dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor, dict]:
-    args = [torch.randn(n, h, 64).to(dtype) for n, h in ((90, 4), (100, 2), (100, 2))]
-    options = {
-        "cu_seqlens_q": torch.tensor([0, 1, 60, 60, 90], dtype=torch.int32),
-        "cu_seqlens_k": torch.tensor([0, 30, 33, 70, 100], dtype=torch.int32),
-        "enable_gqa": True,
-    }
-    return args, torch.randn(90, 4, 64).to(dtype), options
-
-
-def attention_sanitize(tool: str, *dtypes: str) -> dict:
-    """A reduced set of shapes, dtypes (default: all), layouts and options; compute-sanitizer
-    watches."""
-    from gpu import attention_e4m3_sanitized
-
-    import torch_cubin  # noqa: F401
-
-    torch.manual_seed(1)
-    r = random.Random(repr((7, *dtypes)))
-    orders = [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)]
-    wrong: list[str] = []
-    calls = 0
-
-    def compare(label: str, dtype: torch.dtype, args, grad, bare, bare_grad, options) -> None:
-        nonlocal calls
-        want = _both(args, grad, options)
-        on_gpu = _on_gpu(options)
-        ours = _both(bare, bare_grad, on_gpu)
-        calls += 2
-        names = ("out", "logsumexp", "dq", "dk", "dv")
-        for name, x, y in zip(names, ours, want, strict=True):
-            if not _near(x, y, dtype):
-                wrong.append(f"{name} of {label}")
-
-    for name in dtypes or ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn"):
-        dtype = getattr(torch, name)
-        if dtype == torch.float8_e4m3fn:
-            made, found = attention_e4m3_sanitized.sanitize(tool)
-            calls, wrong = calls + made, wrong + found
-            continue
-        chosen = _calls(r, tool)
-        if dtype != torch.bfloat16 and tool == "memcheck":
-            chosen = chosen[: len(chosen) // 4]
-        for index, (shape, raw) in enumerate(chosen):
-            batch, heads, kv_heads, rows, columns, head_dim, head_dim_v = shape
-            sizes = [
-                (batch, heads, rows, head_dim),
-                (batch, kv_heads, columns, head_dim),
-                (batch, kv_heads, columns, head_dim_v),
-            ]
-            args = [torch.randn(size).to(dtype) for size in sizes]
-            grad = torch.randn(batch, heads, rows, head_dim_v).to(dtype)
-            bare = [_bare(x, r.choice(orders), r.choice((0, 0, 8, 3))) for x in args]
-            bare_grad = _bare(grad, r.choice(orders), 0)
-            options = _options(raw, shape, dtype)
-            # With fresh memory filled by torch, and unfilled; initcheck tracks what was written.
-            torch.use_deterministic_algorithms(index % 2 == 1 and tool != "initcheck")
-            label = f"{dtype} {shape} {raw}"
-            compare(label, dtype, args, grad, bare, bare_grad, options)
-        if dtype != torch.float64:
-            args, grad, options = _packed(dtype)
-            bare = [_bare(x, (0, 1, 2), 0) for x in args]
-            compare(f"{dtype} packed", dtype, args, grad, bare, grad.cuda(), options)
-    torch.cuda.synchronize()
-    return {"wrong": wrong, "calls": calls}
 
 
 # batch, heads, heads of key, rows, columns, order of the dims in memory, pad, factor, options.

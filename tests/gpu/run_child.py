@@ -15,8 +15,10 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from attention_steps import step_of, tile_of
+from gpu import sanitized
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 420  # seconds; the slowest, memcheck, needs one or two minutes
@@ -155,6 +157,29 @@ def _favour(manifest: dict) -> None:
             kernel["cost"] = {name: cost / 1000 for name, cost in kernel["cost"].items()}
 
 
+def turned_catalog(turn: int, folder: Path) -> Path:
+    """A catalog that has one of the kernels of attention for the same dtype, width and options: in
+    turns each of them."""
+    package = folder / "catalog"
+    package.mkdir()
+    manifest = _manifest()
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for kernel in manifest["kernels"]:
+        if kernel["family"] == "attention" and "takes" in kernel:
+            rows, _, width = kernel["tile"]
+            key = kernel["dtype"], kernel["kind"], kernel.get("of"), width, kernel["takes"][0]
+            # Some serve batch_invariant() alone; pairs of blocks for e4m3 many keys alone.
+            some = kernel["kind"] == "forward" and rows < 64
+            some = some or (kernel["dtype"] == "float8_e4m3fn" and kernel["cluster"][0] > 1)
+            alike.setdefault((*key, some), []).append(kernel["name"])
+    others = {x for names in alike.values() for x in names if x != names[turn % len(names)]}
+    manifest["kernels"] = [k for k in manifest["kernels"] if k["name"] not in others]
+    for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
+        (package / arch).symlink_to(_package() / arch)
+    (package / "manifest.json").write_text(json.dumps(manifest))
+    return package
+
+
 def favoured_catalog(folder: Path) -> Path:
     """A catalog whose kernels for Hopper's attention are the quickest wherever they can compute a
     call at all."""
@@ -177,15 +202,29 @@ def sanitizer() -> str | None:
     )
 
 
-def run(scenario: str, *arguments: str, seconds: int = TIMEOUT) -> Result:
-    """Runs one scenario. 'catalog KIND', '...sanitize TOOL', and 'tile', 'order',
-    'unaligned' and 'attention_tile', each with KIND TILE, 'attention_options' and 'attention_alone'
-    prepare what a child cannot."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+def sanitizer_version() -> str:
+    """What compute-sanitizer says of itself."""
+    done = subprocess.run([sanitizer(), "--version"], capture_output=True, text=True, check=True)
+    return done.stdout.split("Version")[-1].split()[0] if "Version" in done.stdout else done.stdout
+
+
+def run(
+    scenario: str,
+    *arguments: str,
+    seconds: float = TIMEOUT,
+    variables: dict[str, str] | None = None,
+) -> Result:
+    """Runs one scenario, with more variables in its environment. 'catalog KIND', '...sanitize
+    TOOL', and 'tile', 'order', 'unaligned' and 'attention_tile', each with KIND TILE,
+    'attention_options' and 'attention_alone' prepare what a child cannot."""
+    environment = {**os.environ, **(variables or {})}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     script = "child.py"
-    for prefix in ("attention", "experts", "fault"):
+    for prefix in ("attention", "experts", "fault", "layers", "rows"):
         if scenario.startswith(f"{prefix}_"):
             script = f"{prefix}_child.py"
+    if scenario.startswith("attention_") and scenario.endswith("_sanitize"):
+        script = "attention_sanitized.py"
     command = [sys.executable, str(ROOT / "tests/gpu" / script), scenario, *arguments]
     with tempfile.TemporaryDirectory() as folder:
         if scenario == "catalog":
@@ -196,6 +235,9 @@ def run(scenario: str, *arguments: str, seconds: int = TIMEOUT) -> Result:
             environment["TORCH_CUBIN_CATALOG"] = str(path)
         if scenario == "attention_options":
             environment["TORCH_CUBIN_CATALOG"] = str(favoured_catalog(Path(folder)))
+        if scenario == "attention_turns_sanitize":
+            path = turned_catalog(int(arguments[2]), Path(folder))
+            environment["TORCH_CUBIN_CATALOG"] = str(path)
         if scenario == "attention_alone":
             environment["TORCH_CUBIN_CATALOG"] = str(catalog_without_pairs(Path(folder)))
         if scenario.endswith("sanitize"):
@@ -204,23 +246,14 @@ def run(scenario: str, *arguments: str, seconds: int = TIMEOUT) -> Result:
                 return Result(missing="compute-sanitizer is not installed")
             # Every tensor is its own allocation: a read past its end faults.
             environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-            options = ["--tool", arguments[0], "--error-exitcode", "86", "--print-limit", "20"]
-            if arguments[0] == "racecheck":
-                # Its warpgroups read sums that raw bulk copies bring, and one thread of each
-                # arrives at the mbarrier after a barrier of them all. racecheck does not follow
-                # that, and takes the next copy to the slot for a race; it follows no copy by a
-                # tensor map. memcheck has the kernel, and so have thousands of equal runs.
-                readers = "sm90_backward_attention", "sm90_e4m3_backward_attention"
-                options += ["--kernel-name-exclude", ",".join(f"kns={name}" for name in readers)]
+            options = ["--tool", arguments[0], "--error-exitcode", "86", "--print-limit", "100"]
+            options += ["--show-backtrace", "no"]
             if arguments[0] == "initcheck":
-                # It does not follow what the TMA writes: copies to the host, which compare whole
-                # results, and kernels that read such sums or results, would be reported.
+                # It does not follow what the TMA writes, so it would report copies to the host,
+                # which compare whole results.
                 options += ["--check-api-memory-access", "no"]
-                readers = (
-                    *("sm90_backward_convert_attention", "sm90_e4m3_backward_convert_attention"),
-                    *("finish_matmul", "mirror_matmul"),
-                )
-                options += ["--kernel-name-exclude", ",".join(f"kns={name}" for name in readers)]
+            if names := sanitized.UNTRACKED.get(arguments[0]):
+                options += ["--kernel-name-exclude", ",".join(f"kns={name}" for name in names)]
             command = [tool, *options, *command]
         try:
             done = subprocess.run(

@@ -1,4 +1,5 @@
-"""A reduced set of calls under compute-sanitizer, without the caching allocator.
+"""A reduced set of calls under compute-sanitizer, without the caching allocator. Every kernel has
+its turn in `python tools/gpu_sanitize.py kernels`, whose record is last_sanitized.json.
 
 Every tensor is then its own allocation that ends with its last element, so that memcheck sees
 each byte read or written outside an operand.
@@ -65,51 +66,9 @@ def test_synccheck_symmetric_products(child) -> None:
     _check_symmetric(child)
 
 
-slow = pytest.mark.skipif(
+@pytest.mark.skipif(
     "TORCH_CUBIN_SLOW_TESTS" not in os.environ, reason="two minutes: TORCH_CUBIN_SLOW_TESTS=1"
 )
-
-
-@slow
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param(
-            mode, id=f"{tool}-{mode}", marks=pytest.mark.child("configs_sanitize", tool, mode)
-        )
-        for tool in ("racecheck", "initcheck", "memcheck", "synccheck")
-        for mode in ("bfloat16", "float16", "tf32", "float32", "float64")
-        # It takes many times as long, and float16 runs as bfloat16 does.
-        if (tool, mode) != ("racecheck", "float16")
-    ],
-)
-def test_every_kernel_for_hopper(mode: str, child) -> None:
-    _check(child, 40)
-    short = mode.replace("bfloat", "bf").replace("float", "f")
-    plain = (
-        *("sm90_matmul", "anywhere", "residues", "unaligned", "mma", "simt", "sliced"),
-        *("dot", "axpy"),
-    )
-    names = {name for name in run_child.kernel_names() if f"matmul_{short}_" in name}
-    every = {name for name in names if name.startswith(plain)}
-    # Of TF32 one operand is copied first.
-    missing = {name for name in every - set(child.kernels) if "_tf32_tn_" not in name}
-    assert every
-    assert missing == set()
-
-
-@slow
-@pytest.mark.parametrize(
-    "tool",
-    [pytest.param(tool, marks=pytest.mark.child("experts_sanitize", tool)) for tool in
-     ("racecheck", "memcheck", "synccheck")],
-)  # fmt: skip
-def test_every_kernel_of_8_bit_products_groups_and_experts(tool: str, child) -> None:
-    _check(child, 75)
-    assert set(child.answer["names"]) <= set(child.kernels)
-
-
-@slow
 @pytest.mark.child("sanitize", "initcheck")
 def test_initcheck(child) -> None:
     _check(child, 50)
@@ -123,15 +82,6 @@ def _attention(tool: str, *dtypes: str) -> list:
         )
         for dtype in dtypes
     ]
-
-
-@slow
-@pytest.mark.parametrize(
-    ("dtype", "calls"),
-    _attention("initcheck", "bfloat16", "float16", "float32", "float64", "float8_e4m3fn"),
-)
-def test_initcheck_attention(dtype: str, calls: int, child) -> None:
-    _check(child, calls)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def pytest_sessionfinish(session):
 def tree(tmp_path: Path) -> Path:
     """A tree with the conftest of this one, two files of tests, and a torch that sees a GPU."""
     (tmp_path / "tests" / "gpu").mkdir(parents=True)
-    for name in ("conftest.py", "preloaded.py", "gpu/record.py"):
+    for name in ("conftest.py", "preloaded.py", "gpu/record.py", "gpu/sanitized.py"):
         shutil.copy(TESTS / name, tmp_path / "tests" / name)
     (tmp_path / ".gitignore").touch()
     (tmp_path / "plugins").mkdir()
