@@ -52,6 +52,17 @@ def test_gradients_of_embeddings() -> None:
     assert kinds == [DETERMINISTIC, NEITHER, DETERMINISTIC]
 
 
+def test_index_put() -> None:
+    x, places, values = torch.zeros(4), [torch.tensor([1, 1])], torch.ones(2)
+    with torch_cubin.audit() as found:
+        x.index_put(places, values)
+        x.index_put(places, values, accumulate=True)
+        mask = torch.ones(2, dtype=torch.bool)
+        torch.ops.aten._unsafe_masked_index_put_accumulate(x, mask, places, values)
+    kinds = {row.kind for row in found.rows if "index_put" in row.op}
+    assert kinds == {INVARIANT, DETERMINISTIC}
+
+
 @pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
 def test_scans(name: str) -> None:
     """Of one vector, blocks of PyTorch's kernels for CUDA add earlier sums as these come."""

@@ -217,7 +217,7 @@ def classify(func: Any, args: Any, kwargs: Any, ours: bool) -> tuple[str, str]:
         return _pointwise(base, args, kwargs)
     if func.namespace in _COLLECTIVES:
         return _collective(base, args, kwargs)
-    if "index_put" in base and (kwargs.get("accumulate") or (len(args) > 3 and args[3])):
+    if "index_put" in base and _accumulates(base, args, kwargs):
         return DETERMINISTIC, _OVER_BATCH
     if base in _MOVING:
         return INVARIANT, _MOVES
@@ -230,6 +230,11 @@ def classify(func: Any, args: Any, kwargs: Any, ours: bool) -> tuple[str, str]:
     if base in _SUMMING:
         return _summing(base, args, kwargs)
     return NEITHER, _UNKNOWN
+
+
+def _accumulates(base: str, args: Any, kwargs: Any) -> bool:
+    given = kwargs.get("accumulate", args[3] if len(args) > 3 else False)
+    return given is True or base.endswith("_accumulate")
 
 
 def _changes_order(base: str, args: Any, kwargs: Any) -> bool:
