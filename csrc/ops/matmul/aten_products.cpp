@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/common/argument_checks.h"
 #include "ops/common/serving.h"
+#include "ops/common/stable_ops.h"
 #include "ops/matmul/matmul.h"
 #include "pytorch/aten_kernels.h"
 #include "pytorch/contiguous.h"
@@ -94,38 +96,26 @@ Tensor empty_for(const TensorView& a, const TensorView& b, bool well_formed) {
 
 // The C++ type of the elements, as PyTorch's errors name it.
 std::string element_type(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return "float";
-    case ScalarType::Double:
-      return "double";
-    case ScalarType::Half:
-      return "c10::Half";
-    case ScalarType::BFloat16:
-      return "c10::BFloat16";
-    case ScalarType::Float8_e4m3fn:
-      return "c10::Float8_e4m3fn";
-    case ScalarType::Float8_e5m2:
-      return "c10::Float8_e5m2";
-    case ScalarType::ComplexFloat:
-      return "c10::complex<float>";
-    case ScalarType::ComplexDouble:
-      return "c10::complex<double>";
-    case ScalarType::Bool:
-      return "bool";
-    case ScalarType::Byte:
-      return "unsigned char";
-    case ScalarType::Char:
-      return "signed char";
-    case ScalarType::Short:
-      return "short int";
-    case ScalarType::Int:
-      return "int";
-    case ScalarType::Long:
-      return "long int";
-    default:
-      return dtype_name(dtype);
+  static constexpr std::pair<ScalarType, const char*> kNames[] = {
+      {ScalarType::Float, "float"},
+      {ScalarType::Double, "double"},
+      {ScalarType::Half, "c10::Half"},
+      {ScalarType::BFloat16, "c10::BFloat16"},
+      {ScalarType::Float8_e4m3fn, "c10::Float8_e4m3fn"},
+      {ScalarType::Float8_e5m2, "c10::Float8_e5m2"},
+      {ScalarType::ComplexFloat, "c10::complex<float>"},
+      {ScalarType::ComplexDouble, "c10::complex<double>"},
+      {ScalarType::Bool, "bool"},
+      {ScalarType::Byte, "unsigned char"},
+      {ScalarType::Char, "signed char"},
+      {ScalarType::Short, "short int"},
+      {ScalarType::Int, "int"},
+      {ScalarType::Long, "long int"},
+  };
+  for (const auto& [type, name] : kNames) {
+    if (type == dtype) return name;
   }
+  return dtype_name(dtype);
 }
 
 // PyTorch's error for a malformed call, for a PyTorch whose own text cannot be read. `out` is the
@@ -306,9 +296,9 @@ void serve_sum(const SumCall& call, bool on_cuda, AtenTensorHandle* result) {
     check_aten(aoti_torch_new_tensor_handle(made.get(), result), "a sum");
     return;
   }
-  const Tensor out = call.form == SumForm::kOut ? borrowed(call.out) : self;
-  on_cuda ? addmm_out_cuda(self, a, b, call.beta, call.alpha, out)
-          : addmm_out_cpu(self, a, b, call.beta, call.alpha, out);
+  Tensor out = call.form == SumForm::kOut ? borrowed(call.out) : self;
+  if (on_cuda) return addmm_out_cuda(self, a, b, call.beta, call.alpha, out);
+  torch::stable::copy_(out, addmm_cpu(self, a, b, call.beta, call.alpha));
 }
 
 // PyTorch's own kernel through its C shims, for well-formed calls that they support.

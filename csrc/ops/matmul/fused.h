@@ -31,8 +31,6 @@ Tensor linear_glu_cpu(const Tensor& input, const Tensor& gate, const Tensor& up,
 Tensor linear_glu_cuda(const Tensor& input, const Tensor& gate, const Tensor& up,
                        const std::string& activation);
 // The same, written to `out`: contiguous, of the result's shape and dtype, its own memory.
-void linear_glu_out_cpu(const Tensor& input, const Tensor& gate, const Tensor& up,
-                        const std::string& activation, const Tensor& out);
 void linear_glu_out_cuda(const Tensor& input, const Tensor& gate, const Tensor& up,
                          const std::string& activation, const Tensor& out);
 

@@ -40,12 +40,6 @@ Tensor linear_glu_cpu(const Tensor& input, const Tensor& gate, const Tensor& up,
   return std::get<0>(linear_glu_aux_cpu(input, gate, up, activation));
 }
 
-void linear_glu_out_cpu(const Tensor& input, const Tensor& gate, const Tensor& up,
-                        const std::string& activation, const Tensor& out) {
-  Tensor to = out;
-  torch::stable::copy_(to, linear_glu_cpu(input, gate, up, activation));
-}
-
 std::vector<Tensor> linears_cpu(const Tensor& input, const std::vector<Tensor>& weights,
                                 const OptionalTensors& biases) {
   return linears_one_by_one(input, weights, biases, linear_cpu);

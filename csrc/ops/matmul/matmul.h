@@ -56,14 +56,9 @@ void addmm_into_cuda(const Tensor& out, const Tensor& mat1, const Tensor& mat2, 
 // memory with the factors, and may be the input itself.
 void matmul_out_cpu(const Tensor& self, const Tensor& other, const Tensor& out);
 void matmul_out_cuda(const Tensor& self, const Tensor& other, const Tensor& out);
-void linear_activation_out_cpu(const Tensor& input, const Tensor& weight,
-                               const std::optional<Tensor>& bias, const std::string& activation,
-                               const Tensor& out);
 void linear_activation_out_cuda(const Tensor& input, const Tensor& weight,
                                 const std::optional<Tensor>& bias, const std::string& activation,
                                 const Tensor& out);
-void addmm_out_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
-                   double alpha, const Tensor& out);
 void addmm_out_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
                     double alpha, const Tensor& out);
 // Uses one kernel for both if possible: it reads all of grad for the weight's gradient.

@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "cubin/error.h"
+#include "ops/common/stable_ops.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/fused.h"
 #include "ops/matmul/matmul.h"
@@ -68,8 +69,13 @@ Tensor linear_activation_to(const Tensor& input, const Tensor& weight,
   const TensorView a(input);
   check_out(out, check_linear(a, TensorView(weight), view_of(bias)), a,
             {&input, &weight, address_of(bias)});
-  a.on_cuda() ? linear_activation_out_cuda(input, weight, bias, activation, out)
-              : linear_activation_out_cpu(input, weight, bias, activation, out);
+  if (a.on_cuda()) {
+    linear_activation_out_cuda(input, weight, bias, activation, out);
+  } else {
+    torch::stable::copy_(out, check_activation(activation) == kActivationNone
+                                  ? linear_cpu(input, weight, bias)
+                                  : linear_activation_cpu(input, weight, bias, activation));
+  }
   bump_version(out.get());
   return out;
 }
@@ -79,8 +85,11 @@ Tensor addmm_to(const Tensor& input, const Tensor& mat1, const Tensor& mat2, dou
   const TensorView a(mat1);
   check_out(out, check_addmm(TensorView(input), a, TensorView(mat2), a.dtype), a,
             {&input, &mat1, &mat2});
-  a.on_cuda() ? addmm_out_cuda(input, mat1, mat2, beta, alpha, out)
-              : addmm_out_cpu(input, mat1, mat2, beta, alpha, out);
+  if (a.on_cuda()) {
+    addmm_out_cuda(input, mat1, mat2, beta, alpha, out);
+  } else {
+    torch::stable::copy_(out, addmm_cpu(input, mat1, mat2, beta, alpha));
+  }
   bump_version(out.get());
   return out;
 }
@@ -89,8 +98,11 @@ Tensor linear_glu_to(const Tensor& input, const Tensor& gate, const Tensor& up,
                      const std::string& activation, Tensor out) {
   const TensorView a(input);
   check_out(out, check_linear_glu(a, TensorView(gate), TensorView(up)), a, {&input, &gate, &up});
-  a.on_cuda() ? linear_glu_out_cuda(input, gate, up, activation, out)
-              : linear_glu_out_cpu(input, gate, up, activation, out);
+  if (a.on_cuda()) {
+    linear_glu_out_cuda(input, gate, up, activation, out);
+  } else {
+    torch::stable::copy_(out, linear_glu_cpu(input, gate, up, activation));
+  }
   bump_version(out.get());
   return out;
 }

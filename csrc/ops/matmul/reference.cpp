@@ -187,21 +187,6 @@ void matmul_out_cpu(const Tensor& self, const Tensor& other, const Tensor& out) 
   torch::stable::copy_(to, matmul_cpu(self, other));
 }
 
-void linear_activation_out_cpu(const Tensor& input, const Tensor& weight,
-                               const std::optional<Tensor>& bias, const std::string& activation,
-                               const Tensor& out) {
-  Tensor to = out;
-  const bool plain = check_activation(activation) == kActivationNone;
-  torch::stable::copy_(to, plain ? linear_cpu(input, weight, bias)
-                                 : linear_activation_cpu(input, weight, bias, activation));
-}
-
-void addmm_out_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
-                   double alpha, const Tensor& out) {
-  Tensor to = out;
-  torch::stable::copy_(to, addmm_cpu(input, mat1, mat2, beta, alpha));
-}
-
 std::tuple<Tensor, Tensor> weight_and_bias_gradient_cpu(const Tensor& grad, const Tensor& input) {
   check_weight_gradient(TensorView(grad), TensorView(input));
   const Tensor rows = detach(grad);
