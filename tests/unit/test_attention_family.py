@@ -85,6 +85,16 @@ def test_the_documented_files_are_those_that_an_option_touches(option: str, most
     assert len(files) <= most
 
 
+def test_options_per_head_are_the_same_in_cpp_and_python() -> None:
+    code = all_code()
+    (listed,) = re.findall(
+        r"#define TC_PER_HEAD_OPTIONS\(X\) (.*)", code["csrc/ops/attention/problem/arguments.h"]
+    )
+    module = (ROOT / "torch_cubin" / "_ops" / "attention_checks.py").read_text()
+    (names,) = re.findall(r"^PER_HEAD_OPTIONS = \((.*)\)", module, re.M)
+    assert re.findall(r"X\((\w+)", listed) == re.findall(r'"(\w+)"', names) != []
+
+
 def test_no_source_names_a_tile() -> None:
     """So a new one is a row of the table at the end of its source."""
     tiles = [kernel.fields["tile"] for kernel in attention_kernels()]
