@@ -36,6 +36,14 @@ def test_operators_that_move_and_compare(name) -> None:
     assert f"aten::{name}" in {row.op for row in found.rows}
 
 
+def test_fake_tensors() -> None:
+    """Whose device PyTorch asks for by an operator that its dispatcher does not have."""
+    with torch_cubin.audit() as found, FakeTensorMode():
+        x = torch.empty(3, 4)
+        (x @ x.t()).softmax(-1).to(x.device)
+    assert {"aten::mm", "aten::_softmax"} <= {row.op for row in found.rows}
+
+
 def test_gradients_of_embeddings() -> None:
     """PyTorch may add them by atomics on CUDA."""
     op = torch.ops.aten.embedding_dense_backward.default

@@ -45,6 +45,8 @@ def has_kernel(name: str, key: str) -> bool:
 
 def is_composite(func: Any) -> bool:
     """Whether an operator only calls others, which a mode sees by itself only in inference mode."""
+    if func.namespace == "prim":  # of TorchScript: the dispatcher does not know them
+        return False
     keys = ("CompositeImplicitAutograd", "CUDA", "CPU")
     implicit, on_cuda, on_cpu = (has_kernel(func.name(), key) for key in keys)
     return implicit and not on_cuda and not on_cpu
