@@ -267,9 +267,7 @@ def record_bits():
         wrong = []
         for label, digest in bits.items():
             math, _, shape = label.split()
-            # TF32 rounds its operands in the TMA or by an instruction: one family serves a case.
-            family = name.split()[0] if math == "tf32" else ""
-            others = seen[f"{math} {family}", shape]
+            others = seen[math, shape]
             wrong += [f"{name} {label}: not {other}" for other, x in others.items() if x != digest]
             others[f"{name} {label}"] = digest
         return wrong

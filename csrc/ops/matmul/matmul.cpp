@@ -44,8 +44,8 @@ void run_in_parts(const MatmulProblem& p, const MatmulOperands& operands, const 
 
 void run(const MatmulProblem& p, const MatmulOperands& operands, const Device& device) {
   // Unaligned operands must take the copy path (pad.cpp), which supports one batch dim, for every
-  // batch size: otherwise the batch size would select another kernel for batch-invariant TF32
-  // products, with different bits. So would more batch dims than a tensor map has where K is in
+  // batch size: otherwise the batch size would select another family of kernels for
+  // batch-invariant TF32 products. So would more batch dims than a tensor map has where K is in
   // parts.
   const int64_t most_dims = p.math == kMathTF32 ? 1 : p.k_parts > 1 ? kSm90BatchDims : p.batch_dims;
   const bool one_by_one = p.batch_invariant && p.batch_dims > most_dims;

@@ -39,7 +39,7 @@ class PortableMatmul : public MatmulKernels {
       if (in_cluster(chosen) > clusters_.largest()) return;
       if (chosen.tiles_m * chosen.tiles_n > kMaxGrid[0] / problem.batch) return out.too_large();
       MatmulPlan plan;
-      plan.sum_order = problem.math == kMathTF32 || problem.k_parts > 1 ? 1 : 0;
+      plan.sum_order = problem.k_parts > 1 ? 1 : 0;
       plan.set(chosen);
       out.offer(plan, work);
     });

@@ -463,8 +463,7 @@ void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t lar
     if (reads != row.reads || (problem.row_parts && !row.adds_rows())) continue;
     if (swapped && !row.stores_transposed()) continue;
     if (row.parts && (problem.k_parts == 1 || problem.split_sums)) continue;
-    // TF32 whose rows cannot be mapped goes to portable kernels, which round otherwise: A's, if it
-    // is not contiguous along K, for some M.
+    // TF32 of an A that is not contiguous along K runs on portable kernels: these were compared.
     if (problem.batch_invariant && row.from_registers() && !swapped) continue;
     if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {
       counter.count(row);
