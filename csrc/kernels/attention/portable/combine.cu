@@ -6,6 +6,7 @@
 // grid.y = ceil(head_dim_v / 128).
 #include "combine_params.h"
 #include "epilogue.cuh"
+#include "equal_sequence.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -40,15 +41,28 @@ TC_DEVICE void store4(To* to, float4 x) {
   }
 }
 
+// Keeps the compiler from computing values later than here.
+template <class... T>
+TC_DEVICE void compute_here(T&... values) {
+  auto one = [](auto& x) {
+    if constexpr (sizeof(x) == 8) {
+      asm volatile("" : "+l"(x));
+    } else {
+      asm volatile("" : "+r"(x));
+    }
+  };
+  (one(values), ...);
+}
+
 // Four columns a lane of one row, of several parts, all requested before the first is used.
 struct PartRows {
   float4 x[kPartsTogether];
 
-  TC_DEVICE void load(const float* from, tc_int64 stride, int first, int step, int parts) {
+  TC_DEVICE void load(const float* from, tc_int64 step, int parts) {
 #pragma unroll
     for (int i = 0; i < kPartsTogether; ++i) {
-      int part = first + i * step;
-      if (part < parts) x[i] = *reinterpret_cast<const float4*>(from + part * stride);
+      if (i < parts) x[i] = *reinterpret_cast<const float4*>(from);
+      from += step;
     }
   }
 };
@@ -69,25 +83,44 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 3)
   int batch = head_index / p.heads;
   int column = blockIdx.y * kCombinedColumns + 4 * lane;
   bool has_column = column < p.head_dim_v;
-  const float* from = p.partial_out + index * p.head_dim_v + (has_column ? column : 0);
   const tc_int64 stride = rows * p.head_dim_v;
-  wait_for_previous_grid();
+  tc_int64 step = of_row * stride;
+  tc_int64 from = index * p.head_dim_v + (has_column ? column : 0) + warp * stride;
+  tc_int64 of_part = lane * rows + index;
+  Sequence s = equal_sequence(p, batch, head_index - batch * p.heads);
+  int left = (p.splits - warp + of_row - 1) / of_row;  // parts of this warp
+  tc_int64 to = s.q_offset(p, p.out_stride, row) + column;
+  compute_here(from, of_part, to, step, left, s.batch, s.head, s.rows, row);
 
   float weight[kMostCombinedParts / 32];  // of part 32 * i + lane
-#pragma unroll
-  for (int i = 0; i < kMostCombinedParts / 32; ++i) {
-    int part = 32 * i + lane;
-    weight[i] = part < p.splits ? p.partial_logsumexp[part * rows + index] : -kInfinity;
-  }
+  // A loop that never repeats: ptxas would move addresses from before the wait to behind it, and the
+  // load of these weights behind the others.
+#pragma unroll 1
+  do {
+    wait_for_previous_grid();
+    weight[0] = lane < p.splits ? p.partial_logsumexp[of_part] : -kInfinity;
+    asm volatile("" : "+f"(weight[0]));
+  } while (of_row == 0);
   PartRows part_rows;
-  part_rows.load(from, stride, warp, of_row, p.splits);
-
-  Sequence s(p, batch, head_index - batch * p.heads);
+  part_rows.load(p.partial_out + from, step, left);
+  float sink = p.sinks != nullptr ? p.sinks[s.head] : -kInfinity;
+  if (p.splits > 32) {
+#pragma unroll
+    for (int i = 1; i < kMostCombinedParts / 32; ++i) {
+      bool has = 32 * i + lane < p.splits;
+      weight[i] = has ? p.partial_logsumexp[of_part + 32 * i * rows] : -kInfinity;
+    }
+  }
+  if (!has_equal_lengths(p)) {
+    s = Sequence(p, batch, s.head);
+    to = s.q_offset(p, p.out_stride, row) + column;
+  }
   exists &= row < s.rows;
-  float maximum = p.sinks != nullptr ? p.sinks[s.head] : -kInfinity;
+  float maximum = sink;
   int used = 0;  // parts; those after them are empty and may be uninitialised
 #pragma unroll
   for (int i = 0; i < kMostCombinedParts / 32; ++i) {
+    if (i > 0 && p.splits <= 32 * i) break;
     if (weight[i] != -kInfinity) used = 32 * i + lane + 1;
     maximum = fmaxf(maximum, weight[i]);
   }
@@ -96,50 +129,66 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 3)
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kMostCombinedParts / 32; ++i) {
+    if (i > 0 && p.splits <= 32 * i) break;
     weight[i] = exp2_approx((weight[i] - maximum) * kLog2e);
     sum += weight[i];
   }
   sum = warp_sum(sum);
-  if (p.sinks != nullptr) sum += exp2_approx((p.sinks[s.head] - maximum) * kLog2e);
-  if (exists && threadIdx.x % (32 * of_row) == 0 && blockIdx.y == 0 && p.logsumexp != nullptr) {
-    p.logsumexp[s.row_index(p, row)] = sum == 0.0f ? -kInfinity : maximum + logf(sum);
-  }
+  if (p.sinks != nullptr) sum += exp2_approx((sink - maximum) * kLog2e);
   float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
 #pragma unroll
   for (int i = 0; i < kMostCombinedParts / 32; ++i) {
+    if (i > 0 && p.splits <= 32 * i) break;
     weights[threadIdx.x / 32][32 * i + lane] = weight[i] * factor;
   }
   __syncwarp();
 
   float4 joined = {};
   for (int first = warp; first < parts; first += kPartsTogether * of_row) {
-    if (first > warp) part_rows.load(from, stride, first, of_row, parts);
+    if (first > warp) {
+      left -= kPartsTogether;
+      from += kPartsTogether * step;
+      part_rows.load(p.partial_out + from, step, left);
+    }
+    float of_first[kPartsTogether];
 #pragma unroll
     for (int i = 0; i < kPartsTogether; ++i) {
-      int part = first + i * of_row;
-      if (part >= parts) break;
-      float of_part = weights[threadIdx.x / 32][part];
-      joined.x += of_part * part_rows.x[i].x;
-      joined.y += of_part * part_rows.x[i].y;
-      joined.z += of_part * part_rows.x[i].z;
-      joined.w += of_part * part_rows.x[i].w;
+      of_first[i] = weights[threadIdx.x / 32][min(first + i * of_row, kMostCombinedParts - 1)];
+    }
+#pragma unroll
+    for (int i = 0; i < kPartsTogether; ++i) {
+      if (first + i * of_row < parts) {
+        joined.x += of_first[i] * part_rows.x[i].x;
+        joined.y += of_first[i] * part_rows.x[i].y;
+        joined.z += of_first[i] * part_rows.x[i].z;
+        joined.w += of_first[i] * part_rows.x[i].w;
+      }
     }
   }
   if (of_row > 1) {
     sums[threadIdx.x / 32][lane] = joined;
     __syncthreads();
     if (warp > 0) return;
-    for (int w = 1; w < of_row; ++w) {
-      float4 x = sums[slot * of_row + w][lane];
-      joined.x += x.x;
-      joined.y += x.y;
-      joined.z += x.z;
-      joined.w += x.w;
+    float4 others[kWarps];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) {
+      if (w < of_row) others[w] = sums[slot * of_row + w][lane];
+    }
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) {
+      if (w < of_row) {
+        joined.x += others[w].x;
+        joined.y += others[w].y;
+        joined.z += others[w].z;
+        joined.w += others[w].w;
+      }
     }
   }
   if (exists && has_column) {
-    store4<kDType>(static_cast<Storage*>(p.out) + s.q_offset(p, p.out_stride, row) + column,
-                   joined);
+    store4<kDType>(static_cast<Storage*>(p.out) + to, joined);
+  }
+  if (exists && threadIdx.x % (32 * of_row) == 0 && blockIdx.y == 0 && p.logsumexp != nullptr) {
+    p.logsumexp[s.row_index(p, row)] = sum == 0.0f ? -kInfinity : maximum + logf(sum);
   }
 }
 
