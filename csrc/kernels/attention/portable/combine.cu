@@ -93,8 +93,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 3)
   compute_here(from, of_part, to, step, left, s.batch, s.head, s.rows, row);
 
   float weight[kMostCombinedParts / 32];  // of part 32 * i + lane
-  // A loop that never repeats: ptxas would move addresses from before the wait to behind it, and the
-  // load of these weights behind the others.
+  // A loop that never repeats: ptxas would move addresses from before the wait to behind it, and
+  // the load of these weights behind the others.
 #pragma unroll 1
   do {
     wait_for_previous_grid();

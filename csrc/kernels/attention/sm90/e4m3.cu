@@ -87,6 +87,7 @@ struct E4m3Config
 
   static TC_DEVICE void describe_tile(Tile& tile, const Params& p, const TilePlace& place) {
     describe<Block::kRows, kN, false>(tile, p, place);
+    wait_for_previous_grid();
     if constexpr (!kTransposes) {
       tile.values =
           p.lengths.cu_seqlens_k == nullptr ? 0 : values_place(tile.sequence.k_row, tile.batch, kN);

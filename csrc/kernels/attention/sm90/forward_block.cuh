@@ -79,7 +79,8 @@ struct Slot {
 
 // ---- producers ----------------------------------------------------------------------------------
 
-// A whole warp: schedules tiles, and loads each tile's Q.
+// A whole warp: schedules tiles, and loads each tile's Q. The first tile is found before the
+// previous kernel has ended, where no memory is needed for it; later waits return at once.
 template <class C>
 TC_DEVICE void produce_q(const typename C::Params& p, u32 shared, typename C::Tile* tiles,
                          int team) {
@@ -88,7 +89,6 @@ TC_DEVICE void produce_q(const typename C::Params& p, u32 shared, typename C::Ti
   bool elected = threadIdx.x % 32 == 0;
   Slot<C::kSharesQ ? C::kQBuffers : C::kQSlots> slot;
   TilePlace place{};
-  wait_for_previous_grid();
   for (int number = 0;; ++number) {
     bool any = schedule.next(place);
     if (elected) {
@@ -101,6 +101,10 @@ TC_DEVICE void produce_q(const typename C::Params& p, u32 shared, typename C::Ti
         tile.blocks = 0;
       }
       barrier_arrive(shared + C::kTileFull + 8 * (number % C::kRing));
+    }
+    wait_for_previous_grid();
+    if (elected) {
+      const typename C::Tile& tile = tiles[number % C::kRing];
 #pragma unroll
       for (int g = 0; g < C::kGroups; ++g) {
         int i = C::kSharesQ ? slot.stage : slot.stage * C::kGroups + g;
@@ -154,10 +158,10 @@ TC_DEVICE void produce_keys(const typename C::Params& p, u32 shared,
   u32 full = shared + (kIsValues ? C::kVFull : C::kKFull);
   u32 empty = shared + (kIsValues ? C::kVEmpty : C::kKEmpty);
   Slot<C::kStages> slot;
-  wait_for_previous_grid();
   for (int number = 0;; ++number) {
     int entry = number % C::kRing;
     barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
+    wait_for_previous_grid();
     if (tiles[entry].blocks == 0) return;
     bool loaded = number > 0 && has_same_keys<C>(tiles[entry], tiles[(number - 1) % C::kRing]);
     KeyBlocks<C::kRows, C::kMasked> blocks(p, tiles[entry]);
@@ -195,10 +199,10 @@ template <class C>
 TC_DEVICE void produce_keys_and_values(const typename C::Params& p, u32 shared,
                                        const typename C::Tile* tiles) {
   Slot<C::kStages> slot;
-  wait_for_previous_grid();
   for (int number = 0;; ++number) {
     int entry = number % C::kRing;
     barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
+    wait_for_previous_grid();
     if (tiles[entry].blocks == 0) return;
     const typename C::Tile& tile = tiles[entry];
     KeyBlocks<C::kRows, C::kMasked> blocks(p, tile);
@@ -223,10 +227,10 @@ TC_DEVICE void produce_keys_and_rows(const typename C::Params& p, u32 shared,
                                      const typename C::Tile* tiles) {
   Slot<C::kStages> key;
   Slot<C::kRowStages> row;
-  wait_for_previous_grid();
   for (int number = 0;; ++number) {
     int entry = number % C::kRing;
     barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
+    wait_for_previous_grid();
     if (tiles[entry].blocks == 0) return;
     const typename C::Tile& tile = tiles[entry];
     KeyBlocks<C::kRows, false> blocks(p, tile);

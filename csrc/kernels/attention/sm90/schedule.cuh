@@ -290,7 +290,12 @@ template <int kRows, int kTileN, bool kMasked>
 TC_DEVICE void describe(TileOf<kMasked>& tile, const Sm90AttentionParams& p,
                         const TilePlace& place) {
   tile.row = place.query * kRows - p.fewer;
-  tile.sequence = Sm90Sequence(p.lengths, place.batch);
+  if (kMasked || p.lengths.cu_seqlens_q != nullptr) {
+    wait_for_previous_grid();
+    tile.sequence = Sm90Sequence(p.lengths, place.batch);
+  } else {
+    tile.sequence = Sm90Sequence::of_equals(p.lengths, place.batch);
+  }
   int missing = min(tile.row, 0);  // of the first tile's queries
   tile.row -= missing;
   if (missing < 0) tile.sequence.rows = kRows + missing;
@@ -421,6 +426,7 @@ class AttentionSchedule {
   TC_DEVICE bool takes_next() const { return kTakesNext && p_.next != nullptr; }
 
   static TC_DEVICE int take_number(int* next) {
+    wait_for_previous_grid();
     int number = 0;
     if (threadIdx.x % 32 == 0) number = atomicAdd(next, 1);
     return __shfl_sync(~0u, number, 0);
@@ -431,7 +437,7 @@ class AttentionSchedule {
   // the kernel.
   TC_DEVICE bool take(TilePlace& tile) {
     constexpr int kTilesTogether = 256;
-    int count = p_.order->count, index = take_number(&p_.order->next);
+    int index = take_number(&p_.order->next), count = p_.order->count;
     if (index >= count * p_.heads) return false;
     int together = max(1, kTilesTogether / (count * p_.group)) * p_.group;
     int before = (p_.heads - p_.order->last_heads) / together * together;
