@@ -156,8 +156,8 @@ def run_kernels(processes: int, seconds: float) -> int:
     }
     work = [
         (tool, scenario)
-        for scenario in sanitized.SCENARIOS
         for tool in sanitized.TOOLS
+        for scenario in sanitized.SCENARIOS
         if any(
             re.search(scenario.kernels, name) for name in sanitized.missing(record, kernels, tool)
         )

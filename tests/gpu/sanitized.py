@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 RECORD = "tests/gpu/last_sanitized.json"
-TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+TOOLS = ("racecheck", "memcheck", "synccheck", "initcheck")  # the slowest first
 DIGITS = 16  # of a cubin's sha256
 # Of these kernels, by parts of their names, a tool cannot follow the copies. racecheck: their
 # warpgroups read sums that raw bulk copies bring, and one thread of each arrives at the mbarrier
