@@ -7,12 +7,16 @@ sinks, as in flash-attn 3. Results are deterministic, whatever `deterministic` s
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_cubin import errors
+
+_INTS = (numbers.Integral, torch.SymInt)  # numpy's too, and traced ones
+_REALS = (numbers.Real, torch.SymInt, torch.SymFloat)
 
 
 def _options(
@@ -23,9 +27,10 @@ def _options(
     alibi_slopes: Tensor | None,
     s_aux: Tensor | None,
 ) -> dict[str, Any]:
-    if not isinstance(window_size, (tuple, list)) or [*map(type, window_size)] != [int, int]:
+    pair = window_size if isinstance(window_size, (tuple, list)) else ()
+    if len(pair) != 2 or not all(isinstance(x, _INTS) and not isinstance(x, bool) for x in pair):
         raise _wrong(function, "window_size", "two ints", window_size)
-    if not isinstance(softcap, (int, float)):
+    if not isinstance(softcap, _REALS):
         raise _wrong(function, "softcap", "a number", softcap)
     left, right = window_size
     return {

@@ -3,10 +3,12 @@ hub`) is a model's attention."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from ops.test_autograd import Calls
 from ops.test_huggingface import LAYERS, inputs, llama, padded
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_cubin
 from torch_cubin import _hub_attention
@@ -65,6 +67,17 @@ def test_functions(device):
         torch.testing.assert_close(cached.float(), wanted[:, begin:end], rtol=3e-2, atol=3e-2)
     both = ours.flash_attn_func(q, k, v, window_size=(1, 2))
     assert torch.equal(both, ops.flash_attention(q, k, v, window_left=1, window_right=2))
+    numpys = {"window_size": (np.int64(1), np.int32(2)), "softcap": np.float32(0)}
+    assert torch.equal(ours.flash_attn_func(q, k, v, **numpys), both)
+
+
+def test_windows_of_traced_sizes(device):
+    def call(x):
+        return _hub_attention.flash_attn_func(x, x, x, window_size=(x.shape[1] // 2, 0))
+
+    x = torch.randn(2, 6, 2, 8, device=device)
+    traced = make_fx(call, tracing_mode="symbolic")(x)
+    assert torch.equal(traced(x), call(x))
 
 
 @pytest.mark.parametrize(
