@@ -85,14 +85,14 @@ def configs_of(driver, *product, **options) -> set[str]:
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
     [
-        (((60, 65), (65, 1)), ((65, 70), (70, 1)), {"", " short"}),
-        (((60, 65), (1, 61)), ((65, 70), (1, 65)), {"", " short"}),
+        (((60, 64), (67, 1)), ((64, 70), (70, 1)), {"", " short"}),
+        (((60, 65), (1, 61)), ((65, 70), (1, 65)), {"", " short", " 2 splits"}),
         (((60, 64), (64, 1)), ((64, 70), (70, 1)), {"", " short"}),  # A is aligned
         (((60, 64), (64, 1)), ((64, 72), (72, 1)), set()),  # both are
-        (((60, 128), (129, 1)), ((128, 70), (70, 1)), {"", " short"}),
-        (((60, 129), (129, 1)), ((129, 70), (70, 1)), {"", " 2 splits"}),  # K is long
-        # None is empty, nor has one part alone where two would do.
-        (((60, 257), (257, 1)), ((257, 70), (70, 1)), {"", " 2 splits", " 3 splits"}),
+        (((60, 128), (129, 1)), ((128, 70), (70, 1)), {"", " short", " 2 splits"}),
+        (((60, 129), (129, 1)), ((129, 70), (70, 1)), {"", " 2 splits", " 3 splits"}),  # K is long
+        # None is empty.
+        (((60, 257), (257, 1)), ((257, 70), (70, 1)), {"", *(f" {n} splits" for n in (2, 3, 5))}),
         (((60, 65), (131, 2)), ((65, 70), (70, 1)), set()),  # neighbours apart
     ],
 )
@@ -120,8 +120,34 @@ def test_tf32_of_a_long_k(driver, catalog) -> None:
     assert record["kernel"] == "anywhere_matmul_tf32_64x64"
     assert (params.splits, params.k_tiles_per_split, params.batch) == (4, 3, 2)
     assert record["grid"] == [2 * 4, 2, 2]
-    splits = ("", " 2 splits", " 3 splits", " 4 splits", " 6 splits")
+    splits = ("", *(f" {n} splits" for n in (2, 3, 4, 6)), " 11 splits in memory")
     assert names == {f"anywhere 64x64{text}" for text in splits}
+
+
+def test_more_splits_than_a_cluster_has_leave_their_sums_to_another_kernel(driver, catalog) -> None:
+    x = ((2, 74, 1200), (74 * 1201, 1201, 1), torch.bfloat16)
+    y = ((2, 1200, 74), (74 * 1201, 1, 1201), torch.bfloat16)
+    config = "anywhere 64x64 10 splits in memory"
+
+    def run() -> list:
+        library.watch_plans(True)
+        library.force_config(config)
+        torch.ops.cubin._matmul(tensors.strided(*x), tensors.strided(*y))
+        return driver.launches()
+
+    records = forked(run)
+    assert [each["kernel"] for each in records] == [
+        "anywhere_matmul_bf16_64x64",
+        "reduce_matmul_bf16",
+    ]
+    first, second = (launch_params.read(each, PARAMS) for each in records)
+    assert (first.splits, first.k_tiles_per_split) == (10, 2)  # of 64 elements, 19 in all
+    assert first.partial == second.partial != 0
+    assert records[0]["grid"] == [2 * 10, 2, 2]
+    assert records[0]["attributes"].get("4", [1, 1, 1]) == [1, 1, 1]
+    # All splits run at a time, and none are offered where a cluster has as many.
+    names = {name for name in configs_of(driver, x, y) if name.endswith(" in memory")}
+    assert names == {f"anywhere 64x64 {count} splits in memory" for count in (10, 19)}
 
 
 def test_blocks_are_priced_as_many_at_a_time_as_share_a_multiprocessor(driver, catalog) -> None:

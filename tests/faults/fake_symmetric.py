@@ -268,7 +268,7 @@ def test_short_products_of_three_tiles_a_block_are_of_the_triangle(
         (129, 83, "own_elements", "16_bit", "anywhere 64x64"),
         (448, 384, "own_lines", "tf32", "transpose ab"),
         (292, 78, "k_elements", "16_bit", "unaligned 32x64"),
-        (739, 71, "k_elements", "16_bit", "unaligned 64x64"),
+        (28, 240, "own_elements", "16_bit", "anywhere 64x64 4 splits"),
     ],
 )
 def test_small_products(driver, monkeypatch, n, k, access, math, expected) -> None:

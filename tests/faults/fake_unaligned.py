@@ -112,11 +112,11 @@ def test_operands_that_the_kernels_take(driver, catalog, a, b, expected: bool) -
 
 
 def test_tf32_of_rows_along_k(driver, catalog) -> None:
-    a, b = ((60, 65), (65, 1), torch.float32), ((65, 70), (1, 65), torch.float32)
+    a, b = ((60, 129), (129, 1), torch.float32), ((129, 70), (1, 129), torch.float32)
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
         *_, (record,) = multiply(driver, a, b, config="unaligned 32x64 2 splits")
-        along_n = configs_of(driver, a, ((65, 70), (70, 1), torch.float32))
+        along_n = configs_of(driver, a, ((129, 70), (70, 1), torch.float32))
         both = ((60, 64), (64, 1), torch.float32), ((64, 72), (1, 64), torch.float32)
         assert not along_n
         assert not configs_of(driver, *both)
@@ -124,7 +124,7 @@ def test_tf32_of_rows_along_k(driver, catalog) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
     assert record["kernel"] == "unaligned_matmul_tf32_nt_32x64"
     params = params_of(record)
-    assert (params.splits, params.k_tiles_per_split) == (2, 1)  # of 64
+    assert (params.splits, params.k_tiles_per_split) == (2, 1)  # of 128
 
 
 def test_short_k_is_not_split_further_than_its_tiles(driver, catalog) -> None:

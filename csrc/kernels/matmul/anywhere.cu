@@ -7,7 +7,7 @@
 // all of K is read before the first product, so that sums and loads need no registers at the same
 // time; else the loads of the next 128 bytes of K are in flight while these are multiplied, and the
 // blocks of a cluster may divide K (splits), whose sums they add through shared memory, in a fixed
-// order.
+// order. More blocks than a cluster has leave their sums in memory, for reduce.cu (p.partial).
 //
 // Results go through shared memory, so that a warp stores 128 bytes of a row at a time, whatever
 // address the row begins at.
@@ -39,14 +39,15 @@ constexpr int kColumns = kTileN / kGroupsN;  // of one
 constexpr int kBytesA = kTileM * 128, kBytesB = kTileN * 128, kPartBytes = kBytesA + kBytesB;
 constexpr int kPitch = kColumns * kSize + 16;  // of a row of a warp's results
 constexpr int kWarpBytes = 16 * kPitch;
-constexpr int kSumPitch = kTileN * 4 + 32;  // of a row of sums
-constexpr int kMostSplits = 8;              // blocks of a cluster
+constexpr int kSumPitch = kTileN * 4 + 32;      // of a row of sums
+constexpr int kGroupSums = kTileM * kSumPitch;  // bytes of the sums of a group
+constexpr int kMostSplits = 8;                  // blocks of a cluster
 constexpr int kSharedBytes = 2 * kRound * kPartBytes;
 static_assert(kGroups == kGroupsM * kGroupsN * kGroupsK && kThreads == kGroups * 128);
 static_assert(kGroupsK == 1 || !kShort);
 static_assert(kTf32 || kColumns % 64 == 0);
 static_assert(kThreads / 32 * kWarpBytes <= kSharedBytes);
-static_assert(kShort || kTileM * kSumPitch <= kSharedBytes);
+static_assert(kShort || kGroupsK * kGroupSums <= kSharedBytes);
 static_assert(kSharedBytes == TC_DYNAMIC_SHARED, "the kernel table's shared memory");
 
 template <int kAOwn, int kBOwn>
@@ -170,47 +171,73 @@ TC_DEVICE void store_results(const MatmulParams& p, float (&sum)[kColumns / 2], 
   store_rows(own, static_cast<Element*>(p.c) + (batch * p.m + m) * p.n + n, p.n, rows, columns);
 }
 
-// ---- the end with splits
+// ---- the end with several sums
 
-// Adds the sums of all splits of rows [first, last) of the tile, and stores them.
-TC_DEVICE void add_splits(const MatmulParams& p, u32 shared, Element* c, int first, int last,
-                          int columns, tc_int64 n0) {
+// Loads two floats from this block's shared memory, or from any block's of the cluster, which takes
+// longer.
+template <bool kOfCluster>
+TC_DEVICE void load_pair(float (&out)[2], u32 shared) {
+  if constexpr (kOfCluster) {
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(out[0]), "=f"(out[1])
+                 : "r"(shared)
+                 : "memory");
+  } else {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(out[0]), "=f"(out[1])
+                 : "r"(shared)
+                 : "memory");
+  }
+}
+
+// Adds the sums of all blocks of a cluster, or of this block's groups, of rows [first, last) of the
+// tile, and stores them to C, or as they are at `unrounded`.
+template <bool kOfCluster>
+TC_DEVICE void add_sums(const MatmulParams& p, u32 shared, Element* c, float* unrounded, int first,
+                        int last, int columns, tc_int64 n0) {
+  constexpr int kSums = kOfCluster ? kMostSplits : kGroupsK;
   constexpr int kLanes = kTileN / 2;  // of a row
   const int column = threadIdx.x % kLanes * 2;
   if (column >= columns) return;
   const bool both = column + 1 < columns;
   float bias[2] = {};
-  if (p.bias != nullptr) {
+  if (p.bias != nullptr && unrounded == nullptr) {
     bias[0] = load_bias<kDType>(p, n0 + column);
     if (both) bias[1] = load_bias<kDType>(p, n0 + column + 1);
   }
   const bool pairs = !kTf32 && both && p.n % 2 == 0 && reinterpret_cast<u64>(c) % 4 == 0;
-  u32 from[kMostSplits];
+  u32 from[kSums];
 #pragma unroll
-  for (int s = 0; s < kMostSplits; ++s) {
-    from[s] = map_to_rank(shared + column * 4, s < p.splits ? s : 0);
+  for (int s = 0; s < kSums; ++s) {
+    from[s] = shared + column * 4;
+    if (kOfCluster) {
+      from[s] = map_to_rank(from[s], s < p.splits ? s : 0);
+    } else {
+      from[s] += s * kGroupSums;
+    }
   }
 #pragma unroll 2
   for (int row = first + threadIdx.x / kLanes; row < last; row += kThreads / kLanes) {
-    float x[kMostSplits][2] = {}, sums[2] = {bias[0], bias[1]};
+    float x[kSums][2] = {}, sums[2] = {};
 #pragma unroll
-    for (int s = 0; s < kMostSplits; ++s) {
-      if (s >= 2 && s >= p.splits) continue;
-      asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-                   : "=f"(x[s][0]), "=f"(x[s][1])
-                   : "r"(from[s] + row * kSumPitch)
-                   : "memory");
+    for (int s = 0; s < kSums; ++s) {
+      if (kOfCluster && s >= 2 && s >= p.splits) continue;
+      load_pair<kOfCluster>(x[s], from[s] + row * kSumPitch);
     }
 #pragma unroll
-    for (int s = 0; s < kMostSplits; ++s) {
-      sums[0] += x[s][0];
-      sums[1] += x[s][1];
+    for (int i = 0; i < 2; ++i) {
+      sums[i] = kOfCluster ? bias[i] + x[0][i] : x[0][i];
+#pragma unroll
+      for (int s = 1; s < kSums; ++s) sums[i] += x[s][i];
+      if (!kOfCluster) sums[i] += bias[i];
     }
-    Element* to = c + row * p.n + column;
-    if constexpr (kTf32) {
+    const tc_int64 at = row * p.n + column;
+    if (kTf32 || unrounded != nullptr) {
+      float* to = unrounded != nullptr ? unrounded + at : reinterpret_cast<float*>(c) + at;
       to[0] = sums[0];
       if (both) to[1] = sums[1];
-    } else {
+    } else if constexpr (!kTf32) {
+      Element* to = c + at;
       const u32 pair = packed<kDType>(sums[0], sums[1]);
       if (pairs) {
         *reinterpret_cast<u32*>(to) = pair;
@@ -227,9 +254,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
-  const int rank = !kShort && p.splits > 1 ? static_cast<int>(cluster_rank()) : 0;
   // The grid is (columns of tiles * splits, rows of tiles, batch).
   const u32 column = kShort ? blockIdx.x : blockIdx.x / static_cast<u32>(p.splits);
+  const int rank = kShort ? 0 : static_cast<int>(blockIdx.x - column * p.splits);
   const tc_int64 n0 = tc_int64(column) * kTileN, m0 = tc_int64(blockIdx.y) * kTileM;
   const u32 batch = blockIdx.z;
   tc_int64 a_batch = 0, b_batch = 0;
@@ -249,10 +276,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
   a.set(p.a, a_batch, p.a_stride_m, p.a_stride_k, m0, p.m, begin * kPartK, p.k);
   b.set(p.b, b_batch, p.b_stride_n, p.b_stride_k, n0, p.n, begin * kPartK, p.k);
   const int layout = (a.along_k ? 0 : 1) + (b.along_k ? 0 : 2);
+  // A tile at the diagonal of x @ x.t(): its rows are its columns, and are read once.
+  const bool same = kTileM == kTileN && p.a == p.b && p.m == p.n && m0 == n0 &&
+                    a_batch == b_batch && p.a_stride_m == p.b_stride_n &&
+                    p.a_stride_k == p.b_stride_k;
   const int group_k = kGroupsK > 1 ? group : 0;
   const int group_m = kGroupsK > 1 ? 0 : group / kGroupsN, group_n = group % kGroupsN;
   const u64 from_a = wgmma_descriptor(shared + group_m * 8192, 8192, 1024);
-  const u64 from_b = wgmma_descriptor(shared + kBytesA + group_n * (kColumns * 128), 8192, 1024);
+  const u64 from_b =
+      wgmma_descriptor(shared + (same ? 0 : kBytesA) + group_n * (kColumns * 128), 8192, 1024);
   float sum[kColumns / 2];
   const auto product = [&](u32 part, int add) {
     const u64 part_a = advance(from_a, part), part_b = advance(from_b, part);
@@ -274,9 +306,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
     for (int part = 0; part < parts; ++part) {
       const int k = part * kPartK;
       a.request(k, k_size - k);
-      b.request(k, k_size - k);
+      if (!same) b.request(k, k_size - k);
       a.store(shared + part * kPartBytes, k_size - k);
-      b.store(shared + part * kPartBytes + kBytesA, k_size - k);
+      if (!same) b.store(shared + part * kPartBytes + kBytesA, k_size - k);
     }
     fence_async_proxy();
     __syncthreads();
@@ -288,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
     const auto request = [&](int part) {
       const int k = part * kPartK, count = min(kRound, end - part);
       a.request(k, k_size - k, count);
-      b.request(k, k_size - k, count);
+      if (!same) b.request(k, k_size - k, count);
     };
     if (begin < end) request(begin);
     u32 place = 0;
@@ -296,7 +328,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
     for (int part = begin; part < end; part += kRound) {
       const int k_left = k_size - part * kPartK, count = min(kRound, end - part);
       a.store(shared + place, k_left, count, kPartBytes);
-      b.store(shared + place + kBytesA, k_left, count, kPartBytes);
+      if (!same) b.store(shared + place + kBytesA, k_left, count, kPartBytes);
       wgmma_wait<0>();  // the other place is free when all warps meet
       keep_in_place(sum);
       fence_async_proxy();  // before the next loads, for which it would wait
@@ -314,52 +346,61 @@ extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
   __syncthreads();  // all have multiplied what lies there
 
   const int own_m = group_m * 64 + warp % 4 * 16, own_n = group_n * kColumns;
-  if constexpr (kGroupsK > 1) {
-    // The second group's sums are added to the first one's, and it stores nothing.
-    const u32 sums = shared + threadIdx.x % 128 * 8;
-    if (group_k > 0) {
-#pragma unroll
-      for (int j = 0; j < kColumns / 4; ++j) {
-        store_pair_shared(sums + j * 1024, sum[2 * j], sum[2 * j + 1]);
-      }
-    }
-    __syncthreads();
-    if (group_k == 0) {
-#pragma unroll
-      for (int j = 0; j < kColumns / 4; ++j) {
-        float2 other;
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                     : "=f"(other.x), "=f"(other.y)
-                     : "r"(sums + j * 1024)
-                     : "memory");
-        sum[2 * j] += other.x;
-        sum[2 * j + 1] += other.y;
-      }
-    }
-    __syncthreads();
-  }
-  if (kShort || p.splits == 1) {
-    if (group_k > 0) return;
+  if (kShort || (kGroupsK == 1 && p.splits == 1)) {
     store_results(p, sum, shared + warp * kWarpBytes, batch, m0 + own_m, n0 + own_n);
     return;
   }
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const bool in_cluster = p.splits > 1 && p.partial == nullptr;  // else reduce.cu adds the splits
+  if constexpr (kGroupsK > 1) {
+    if (in_cluster) {
+      // The second group's sums are added to the first one's, so that blocks read one of another.
+      const u32 sums = shared + threadIdx.x % 128 * 8;
+      if (group_k > 0) {
 #pragma unroll
-  for (int j = 0; j < kColumns / 8; ++j) {
-    if (group_k > 0) break;
+        for (int j = 0; j < kColumns / 4; ++j) {
+          store_pair_shared(sums + j * 1024, sum[2 * j], sum[2 * j + 1]);
+        }
+      }
+      __syncthreads();
+      if (group_k == 0) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      store_pair_shared(shared + (own_m + 8 * h + g) * kSumPitch + (own_n + 8 * j + 2 * t) * 4,
-                        sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]);
+        for (int j = 0; j < kColumns / 4; ++j) {
+          float other[2];
+          load_pair<false>(other, sums + j * 1024);
+          sum[2 * j] += other[0];
+          sum[2 * j + 1] += other[1];
+        }
+      }
+      __syncthreads();
     }
   }
-  cluster_sync_unaligned();
-  const int of_one = (kTileM + p.splits - 1) / p.splits, first = rank * of_one;
-  const int last = static_cast<int>(min(tc_int64(min(first + of_one, kTileM)), p.m - m0));
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const u32 own = shared + (in_cluster ? 0 : group_k * kGroupSums) + (own_m + g) * kSumPitch +
+                  (own_n + 2 * t) * 4;
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+    if (in_cluster && group_k > 0) break;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      store_pair_shared(own + 8 * h * kSumPitch + 32 * j, sum[4 * j + 2 * h],
+                        sum[4 * j + 2 * h + 1]);
+    }
+  }
+  const int rows = static_cast<int>(min(p.m - m0, tc_int64(kTileM)));
   const int columns = static_cast<int>(min(p.n - n0, tc_int64(kTileN)));
-  Element* c = static_cast<Element*>(p.c) + (batch * p.m + m0) * p.n + n0;
-  add_splits(p, shared, c, first, last, columns, n0);
-  cluster_meet();  // a block must not exit while another reads its sums
+  const tc_int64 at = (batch * p.m + m0) * p.n + n0, outputs = p.batch * p.m * p.n;
+  Element* c = static_cast<Element*>(p.c) + at;
+  if (in_cluster) {
+    const int of_one = (rows + p.splits - 1) / p.splits, first = rank * of_one;
+    cluster_sync_unaligned();
+    add_sums<true>(p, shared, c, nullptr, first, min(first + of_one, rows), columns, n0);
+    cluster_meet();  // a block must not exit while another reads its sums
+  } else if constexpr (kGroupsK > 1) {
+    float* partial = static_cast<float*>(p.partial);
+    __syncthreads();
+    add_sums<false>(p, shared, c, partial == nullptr ? nullptr : partial + rank * outputs + at, 0,
+                    rows, columns, n0);
+  }
 }
 
 }  // namespace torch_cubin::TC_KERNEL
@@ -370,7 +411,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
   "kind": "anywhere", "archs": ["sm_90a"], "alignment": 2, "layout": "any", "stages": 2,
   "block": [256, 1, 1], "tile": "{t.tile}", "dynamic_shared": "{t.shared}", "short": "{t.short}",
   "cost": {"block": "{t.block}", "part": "{t.part}", "beside": "{t.beside}", "again": "{t.again}",
-           "turned": "{t.turned}"},
+           "turned": "{t.turned}", "split": "{t.split}", "memory": "{t.memory}"},
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{t.blocks}", "TC_SHORT": "{t.short}", "TC_ROUND": "{t.round}"}},
  "kernels": [
   {"name": "anywhere_matmul_{d.short}_{t.name}",
@@ -379,19 +420,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
      {"name": "64x64", "tile": [64, 64, 64], "blocks": 2, "short": 0, "round": 2, "shared": 65536,
-      "block": 4400, "part": 1240, "beside": 0.31, "again": 2.7, "turned": 0},
+      "block": 3000, "part": 1080, "beside": 0.31, "again": 2.7, "turned": 0,
+      "split": 1290, "memory": 3000},
      {"name": "64x128", "tile": [64, 128, 64], "blocks": 2, "short": 0, "round": 1, "shared": 49152,
-      "block": 5120, "part": 2050, "beside": 0.28, "again": 2.2, "turned": 0},
+      "block": 4100, "part": 1990, "beside": 0.28, "again": 2.2, "turned": 0,
+      "split": 640, "memory": 0},
      {"name": "128x128_short", "tile": [128, 128, 64], "blocks": 2, "short": 1, "round": 1,
-      "shared": 65536, "block": 6770, "part": 2600, "beside": 0.18, "again": 6.4, "turned": 0}]}},
+      "shared": 65536, "block": 6770, "part": 2600, "beside": 0.18, "again": 6.4, "turned": 0,
+      "split": 0, "memory": 0}]}},
   {"name": "anywhere_matmul_tf32_{t.name}",
    "dtype": "float32", "math": "tf32", "alignment": 4,
    "for": {
     "d": [{"dtype": "float32"}],
     "t": [
      {"name": "64x64", "tile": [64, 64, 32], "blocks": 1, "short": 0, "round": 2, "shared": 65536,
-      "block": 2700, "part": 1390, "beside": 0, "again": 6.7, "turned": 0.38},
+      "block": 2700, "part": 1390, "beside": 0, "again": 6.7, "turned": 0.38,
+      "split": 990, "memory": 1200},
      {"name": "64x128_short", "tile": [64, 128, 32], "blocks": 2, "short": 1, "round": 1,
       "shared": 49152, "block": 2780, "part": 2440, "beside": 0.55, "again": 4.5,
-      "turned": 0.2}]}}]}
+      "turned": 0.2, "split": 0, "memory": 0}]}}]}
 */

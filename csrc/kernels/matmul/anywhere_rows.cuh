@@ -25,13 +25,15 @@ struct LineReader {
   tc_int64 at;         // of the next part: the address of the first pass's vector, rounded down
   tc_int64 odd, even;  // bytes to the next pass, and to the one after it
   tc_int64 step;       // to the next part
-  tc_int64 begin, stride, size, k_size;  // the operand: its address, rows, elements of K
+  tc_int64 first_byte,
+      last_byte;  // the operand's addresses: of its first byte, behind its last one
   u32 shift;      // bytes from `at` to the vector's first element, of all of the warp's
   u32 elsewhere;  // 16 bits: 1 a pass and part whose vectors are partly outside the operand
   int left;       // rows of the tile that exist
   bool along_k;
   bool apart;                // rows are a vector apart, at least
   bool not_first, not_last;  // the tile is neither at the operand's begin nor near its end
+  bool whole;                // the operand begins and ends with whole vectors
 
   static TC_DEVICE int vector() { return threadIdx.x % 8; }
   static TC_DEVICE int line() { return threadIdx.x / 32 + threadIdx.x % 32 / 8 * 8; }
@@ -40,10 +42,12 @@ struct LineReader {
   TC_DEVICE void set(const void* data, tc_int64 batch, tc_int64 own_stride, tc_int64 k_stride,
                      tc_int64 first, tc_int64 rows, int k, tc_int64 all_k) {
     along_k = k_stride == 1;
-    stride = along_k ? own_stride : k_stride;
-    begin = reinterpret_cast<tc_int64>(static_cast<const Element*>(data) + batch);
-    size = rows;
-    k_size = all_k;
+    const tc_int64 stride = along_k ? own_stride : k_stride;
+    const auto begin = reinterpret_cast<tc_int64>(static_cast<const Element*>(data) + batch);
+    const tc_int64 last = ((along_k ? rows : all_k) - 1) * stride;
+    first_byte = begin + min(last, tc_int64(0)) * kSize;
+    last_byte = begin + (max(last, tc_int64(0)) + (along_k ? all_k : rows)) * kSize;
+    whole = ((first_byte | last_byte) & 15) == 0;
     const tc_int64 own = along_k ? (first + line()) * stride + k + vector() * kVector
                                  : (k + line()) * stride + first + vector() * kVector;
     at = begin + own * kSize;
@@ -53,7 +57,7 @@ struct LineReader {
     odd = along_k || !kTf32 ? lines : 128;
     even = along_k ? 2 * lines : kTf32 ? 256 : 128;
     step = along_k ? tc_int64(128) : kPartK * stride * kSize;
-    left = static_cast<int>(min(size - first, tc_int64(1) << 20));
+    left = static_cast<int>(min(rows - first, tc_int64(1) << 20));
     apart = stride >= 16;
     not_first = first > 0;
     not_last = left >= kTile + 16;
@@ -75,10 +79,6 @@ struct LineReader {
     elsewhere = 0;
     const bool inside =
         apart && (not_first || k > 0) && (not_last || k_left >= kParts * kPartK + kVector);
-    // Nothing outside the operand is read.
-    const tc_int64 last = ((along_k ? size : k_size) - 1) * stride;
-    const tc_int64 first_byte = begin + min(last, tc_int64(0)) * kSize;
-    const tc_int64 last_byte = begin + (max(last, tc_int64(0)) + (along_k ? k_size : size)) * kSize;
 #pragma unroll
     for (int u = 0; u < kParts; ++u) {
       if (u > 0 && u >= count) break;
@@ -89,6 +89,15 @@ struct LineReader {
           if (!exists(i, left_here)) continue;
           low[u][i] = __ldg(reinterpret_cast<const uint4*>(address(i)));
           high[u][i] = __ldg(reinterpret_cast<const uint4*>(address(i)) + 1);
+        }
+      } else if (whole) {
+        // Nothing outside the operand is read: of a vector at its end no second one.
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i) {
+          if (!exists(i, left_here)) continue;
+          const auto vector = reinterpret_cast<const uint4*>(address(i));
+          low[u][i] = __ldg(vector);
+          if (address(i) + 16 < last_byte) high[u][i] = __ldg(vector + 1);
         }
       } else {
 #pragma unroll

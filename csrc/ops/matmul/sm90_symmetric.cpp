@@ -132,6 +132,9 @@ int64_t count_lone_tiles(const SymmetricRow& row, int64_t n, int64_t size) {
 }
 
 class SymmetricKernels : public MatmulKernels {
+  // What blocks work on: whole tiles, such with thin rows, or parts of their K in clusters.
+  enum class Of { kTiles, kThinRows, kCluster };
+
  public:
   SymmetricKernels(const Device& device, const std::vector<PackageKernel*>& kernels)
       : device_(device) {
@@ -324,7 +327,7 @@ class SymmetricKernels : public MatmulKernels {
       if (k_blocks < size * kLeastClusterBlocks) break;
       if (all > slots) continue;
       const auto own_blocks = static_cast<double>(ceil_div(k_blocks, size));
-      Work work = work_of(row, c, 1, own_blocks, 1);
+      Work work = work_of(row, c, 1, own_blocks, 1, Of::kCluster);
       const bool columns = row.has_columns(size);
       const int64_t parts = columns ? row.tile_n / kColumns : row.squares();
       const auto of_parts = static_cast<double>(parts);
@@ -380,10 +383,11 @@ class SymmetricKernels : public MatmulKernels {
     const SymmetricRow& row = *chosen.row;
     const int64_t blocks = device_.multiprocessors, waves = chosen.all / blocks;
     const auto k_blocks = static_cast<double>(ceil_div(c.k, row.tile_k));
+    const Of of = chosen.thin ? Of::kThinRows : Of::kTiles;
     const auto rest = static_cast<double>(chosen.rest), shares = static_cast<double>(chosen.shares);
     const double of_rest = rest / static_cast<double>(chosen.all);
     const double parts = chosen.shares > 0 ? shares / rest : 1;  // of a tile of the rest
-    Work last = work_of(row, c, 1, k_blocks / parts, of_rest, chosen.thin);
+    Work last = work_of(row, c, 1, k_blocks / parts, of_rest, of);
     last.filled = rest * parts / static_cast<double>(blocks);
     last.follows = waves > 0;
     if (chosen.shares > 0) {
@@ -404,7 +408,7 @@ class SymmetricKernels : public MatmulKernels {
     last.early = lone;
     if (waves == 0) return out.offer(plan, last);
     const auto turns = static_cast<double>(waves);
-    Work whole = work_of(row, c, turns, turns * k_blocks, 1 - of_rest, chosen.thin);
+    Work whole = work_of(row, c, turns, turns * k_blocks, 1 - of_rest, of);
     whole.waits = turns;
     if (chosen.narrow > 0) add_pair(row, k_blocks, whole);
     // A block loads its next tile while it stores one, and stores take as long in two waves as in
@@ -437,14 +441,18 @@ class SymmetricKernels : public MatmulKernels {
   }
 
   // What the busiest block does: `tiles` of them with `k_blocks` in all. `part` is the share of all
-  // tiles that the launch computes meanwhile, `thin` whether tiles at the diagonal take thin rows.
+  // tiles that the launch computes meanwhile.
   Work work_of(const SymmetricRow& row, const MatmulCase& c, double tiles, double k_blocks,
-               double part, bool thin = false) const {
-    // Of one square, a warpgroup multiplies nothing.
-    const int64_t rows = c.m <= kSquare ? kSquare : row.tile_m;
-    const int64_t columns = c.m <= kSquare ? kSquare : row.tile_n;
+               double part, Of of) const {
+    // Of one square, a warpgroup multiplies nothing; a block with all of K waits for the TMA to
+    // fill its tile all the same (H200, 13 of 64 x 1024 by 128x64: 4.9 us, 3.5 as a square's).
+    const bool square = of == Of::kCluster && c.m <= kSquare;
+    const int64_t rows = square ? kSquare : row.tile_m, columns = square ? kSquare : row.tile_n;
+    // Few blocks at a time do not wait for the L2 cache, wherever rows begin in its lines.
+    const bool few = of == Of::kCluster;
     Work work = sm90_work({rows, columns, row.a_mn_major, row.b_mn_major, 1, 1,
-                           rows_of_a(c, row.a_mn_major), rows_of_b(c, row.b_mn_major)},
+                           few ? RowsBegin::kAtLines : rows_of_a(c, row.a_mn_major),
+                           few ? RowsBegin::kAtLines : rows_of_b(c, row.b_mn_major)},
                           tiles, k_blocks);
     const auto covered = [&](int64_t tile) {
       return static_cast<double>(c.m) / static_cast<double>(ceil_div(c.m, tile) * tile);
@@ -452,8 +460,8 @@ class SymmetricKernels : public MatmulKernels {
     // Results are stored twice, those of 4 bytes in twice as many squares, and staged one by one
     // for their transpose (H200, 8 of 1268 x 32: 30 us, 18 predicted without).
     work.values *= c.math == kMathTF32 ? 6 : 2;
-    work.outside = thin ? 0 : 1 - covered(row.tile_m) * covered(row.tile_n);
-    work.correction = row.correction + (thin ? row.thin_rows : 0);
+    work.outside = of == Of::kThinRows ? 0 : 1 - covered(row.tile_m) * covered(row.tile_n);
+    work.correction = row.correction + (of == Of::kThinRows ? row.thin_rows : 0);
     const auto bytes = part * static_cast<double>(c.batch * c.m * element_size(c.input));
     work.bytes = bytes * static_cast<double>(c.k + c.m);
     work.bytes_again = c.m > row.tile_m ? bytes * static_cast<double>(c.k) : 0;

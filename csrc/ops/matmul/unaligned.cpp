@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kUnalignedMostSplits = 8;  // blocks of a cluster, on every GPU
 constexpr int64_t kUnalignedStretch = 128;   // bytes of K that are multiplied at a time
+constexpr int64_t kUnalignedCopy = 256;      // bytes of a row, of k tiles that are not long
 constexpr int64_t kUnalignedWarps = 8;
 constexpr int64_t kMostBlocksOfSmallCluster = 4;          // later_in_large is of larger ones
 constexpr int64_t kUnalignedMostSize = int64_t{1} << 30;  // the kernels' numbers are 32-bit
@@ -128,8 +129,6 @@ class Unaligned : public MatmulKernels {
     const int64_t blocks = plan.tiles_m * plan.tiles_n * c.batch * plan.splits;
     const int64_t bytes = element_size(c.input), stretch = kUnalignedStretch / bytes;
     const int64_t k = std::min(c.k, plan.k_tiles_per_split * row.tile_k);  // of a block
-    const int64_t rows = plan.k_tiles_per_split * std::min(c.m, row.tile_m) +
-                         (row.b_along_k ? plan.k_tiles_per_split * std::min(c.n, row.tile_n) : k);
     // Up to `slots` blocks share a multiprocessor, then come the next ones.
     // Large clusters leave some multiprocessors without a block.
     const int64_t multiprocessors =
@@ -137,24 +136,36 @@ class Unaligned : public MatmulKernels {
                         : device_.multiprocessors;
     const int64_t at_once = multiprocessors * row.slots;
     Work work;
-    work.rows = static_cast<double>(rows) / kUnalignedWarps;
     // A block multiplies 64 rows in half the time of 128, and takes as long again for each stretch
-    // of its first k tile. Those of the next ones take less of TF32, whose words are not shifted,
-    // and of 16 bits longer in large clusters (H200, a k tile: 64 x 830 0.97 us, 62 x 2164 1.76).
-    const double later = plan.splits > kMostBlocksOfSmallCluster ? row.later_in_large : row.later;
-    const auto first = static_cast<double>(ceil_div(std::min(k, row.tile_k), stretch));
-    const auto all = static_cast<double>(ceil_div(k, stretch));
-    work.stretches = (first + later * (all - first)) * static_cast<double>(64 + row.tile_m) / 128;
+    // of the first 256 bytes of K. The next ones take less of TF32, whose words are not shifted,
+    // and of 16 bits by k tiles of 256 bytes longer in large clusters (H200: 62 x 2164 1.76 us
+    // each).
+    const double factor = plan.splits > kMostBlocksOfSmallCluster ? row.later_in_large : row.later;
+    const int64_t all = ceil_div(k, stretch),
+                  first = std::min(all, kUnalignedCopy / kUnalignedStretch);
+    const double later = factor * static_cast<double>(all - first);
+    work.stretches =
+        (static_cast<double>(first) + later) * static_cast<double>(64 + row.tile_m) / 128;
+    // Copies of a row: of 256 bytes, or of longer ones what these take. Where one tile has all
+    // columns of x @ x.t(), A's rows are among them, and are copied once.
+    const double copies = row.tile_k * bytes == kUnalignedCopy
+                              ? static_cast<double>(plan.k_tiles_per_split)
+                              : 1 + later * kUnalignedStretch / kUnalignedCopy;
+    const int64_t rows_of_a = c.own_transpose && c.n <= row.tile_n ? 0 : std::min(c.m, row.tile_m);
+    const auto rows_of_b = static_cast<double>(std::min(c.n, row.tile_n));
+    work.rows = (copies * static_cast<double>(rows_of_a) +
+                 (row.b_along_k ? copies * rows_of_b : static_cast<double>(k))) /
+                kUnalignedWarps;
     // Where few multiprocessors have one block more than others, these end sooner, and the memory
     // serves the rest (H200, x @ x.t() of 739 x 71: 144 blocks on 132 take 4.8 to 5.0 us).
     const double of_one = static_cast<double>(blocks) / static_cast<double>(multiprocessors);
     const auto most = static_cast<double>(ceil_div(blocks, multiprocessors));
     work.blocks = blocks > at_once ? static_cast<double>(ceil_div(blocks, at_once) * row.slots)
                                    : (std::max(1.0, of_one) + 2 * most) / 3;
-    // A multiprocessor's only block of a short K loads all of it at once, along K (H200, 16
-    // products of up to 106 elements of K: 0.6 us less than predicted).
+    // A multiprocessor's only block of one k tile loads all of K at once, along K (H200, 16
+    // products of up to 106 elements of K: 0.6 us less than predicted; 96 x 94 x 163 2.6 us).
     const bool along_k = row.b_along_k && !is_vectors(c.a) && !is_vectors(c.b) && plan.splits == 1;
-    work.tiles = along_k && k <= 2 * stretch && work.blocks == 1 ? 0 : work.blocks;
+    work.tiles = along_k && k <= row.tile_k && work.blocks == 1 ? 0 : work.blocks;
     work.store_bytes =
         static_cast<double>(std::min(c.m, row.tile_m) * std::min(c.n, row.tile_n) * bytes);
     work.handshakes = plan.splits > 1 ? 1 : 0;
