@@ -13,13 +13,17 @@ GROUPED = structure(f"{MATMUL}/sm90_grouped_params.h", "Sm90GroupedParams")
 ORDER = structure("csrc/kernels/experts/order_params.h", "ExpertOrderParams")
 SUM = structure("csrc/kernels/experts/sum_params.h", "ExpertSumParams")
 GATE = structure("csrc/kernels/experts/gate_params.h", "ExpertGateParams")
+GROUP_ROWS = structure(f"{MATMUL}/group_rows_params.h", "GroupRowsParams")
+SCALED = structure(f"{MATMUL}/sm90_scaled_params.h", "Sm90ScaledParams")
+QUANTIZE = structure("csrc/kernels/quantize/quantize_params.h", "QuantizeParams")
 GATHER, SILU, INTERLEAVED = 16, 4, 256
 op = torch.ops.cubin._moe
 
 
 @pytest.fixture
 def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
-    kernels = [*catalogs.kernels_of("grouped"), *catalogs.kernels_of("experts")]
+    families = ("grouped", "experts", "scaled", "groups", "quantize")
+    kernels = [kernel for family in families for kernel in catalogs.kernels_of(family)]
     catalogs.install(driver, tmp_path, monkeypatch, kernels)
     return {kernel["symbol"]: kernel for kernel in kernels}
 
@@ -112,6 +116,63 @@ def test_the_kernels_of_a_trained_layer(driver, catalog) -> None:
     gate = launch_params.read(launches[2], GATE)
     assert (gate.before, gate.places) == (grouped[0].out, order.places)
     assert (gate.slots, gate.row_count, gate.inner, gate.elements) == (1024, 1024, 384, 8)
+
+
+@pytest.mark.parametrize(("tokens", "align", "k"), [(256, 16, 1280), (1024, 128, 6144)])
+def test_the_kernels_of_a_layer_trained_in_8_bits(driver, catalog, tokens, align, k) -> None:
+    """Rows are gathered where they are quantised, and nothing is set to zero."""
+    x, ids, weights, w13, w2 = arguments(tokens)
+    rows = 4 * tokens
+
+    def as_strided(x, size, stride, offset=None) -> torch.Tensor:
+        return tensors.part(x, torch.empty(0, device="meta").as_strided(size, stride, offset or 0))
+
+    def view(x, size) -> torch.Tensor:
+        like = torch.empty_strided(x.shape, x.stride(), device="meta")
+        return tensors.part(x, like.view(size))
+
+    def run() -> list:
+        # A CPU build has no kernels for views of a GPU's memory.
+        aten = torch.library.Library("aten", "IMPL")
+        aten.impl("as_strided", as_strided, "CUDA")
+        aten.impl("view", view, "CUDA")
+        args = (x, ids, weights, w13, w2)
+        _, before, order = torch.ops.cubin._moe_forward(*args, "silu", False, "block")
+        forward = len(driver.launches())
+        args = (x, x, weights, w13, w2, before, order, "silu", False)
+        torch.ops.cubin._moe_backward(*args, True, True, True, "block")
+        return [driver.launches(), forward]
+
+    launches, forward = forked(run)
+    kinds = [catalog[launch["kernel"]]["kind"] for launch in launches]
+    product = ["tiles", "group_rows", "sm90_scaled"]  # of a weight, and by it
+    first = kinds.index("rows")
+    assert kinds[first:forward] == ["rows", *product, "rows", *product, "sum"]
+    assert kinds[forward:] == [
+        *("group_rows", "tiles", *product, "gate_backward"),
+        *("tiles", "sm90_scaled", "tiles", *product, "sum", "tiles", "sm90_scaled"),
+    ]
+    order = launch_params.read(launches[first - 1], ORDER)
+    own = launch_params.read(launches[first], QUANTIZE)
+    assert (own.numbers, own.rows, own.x_rows) == (order.tokens, rows, tokens)
+    table = launch_params.read(launches[forward], GROUP_ROWS)
+    assert (table.ends, table.limit, table.align, table.of_k) == (order.ends, rows, align, 1)
+    assert table.blocks == table.rows + 17 * 16
+    tiles = [
+        launch_params.read(launch, QUANTIZE)
+        for launch, kind in zip(launches[forward:], kinds[forward:], strict=True)
+        if kind == "tiles"
+    ]
+    of_groups = [own for own in tiles if own.blocks]
+    assert [own.blocks for own in of_groups] == [table.blocks] * 4
+    assert [own.columns for own in of_groups] == [256, 384, 768, 256]  # grad, inside, before, x
+    assert [own.data_stride for own in of_groups] == [k] * 4
+    assert [bool(own.row_data) for own in of_groups] == [True, False, True, False]
+    assert [own.numbers for own in of_groups] == [order.tokens, 0, 0, order.tokens]
+    gradients = [launch_params.read(launches[forward:][i], SCALED) for i in (7, -1)]
+    assert [(own.m, own.n, own.rows) for own in gradients] == [
+        *((256, 384, table.rows), (768, 256, table.rows)),
+    ]
 
 
 def test_what_a_layer_keeps_may_come_back_anywhere(driver, catalog) -> None:
