@@ -168,8 +168,7 @@ def attention_turns_sanitize(tool: str, name: str, turn: str) -> dict:
 
     For racecheck keys end before a slot of shared memory is used again. A warp's lanes read a slot,
     meet, and one of them arrives at the mbarrier on which the next copy waits: it orders that
-    lane's reads alone (weights, words and masks of a step were reported). Blocks of few rows also
-    read references that others may be moving, and read them again in their turn if they moved.
+    lane's reads alone (words and masks of a step were reported).
     """
     from gpu import attention_e4m3_sanitized
 
