@@ -448,11 +448,8 @@ class SymmetricKernels : public MatmulKernels {
     // fill its tile all the same (H200, 13 of 64 x 1024 by 128x64: 4.9 us, 3.5 as a square's).
     const bool square = of == Of::kCluster && c.m <= kSquare;
     const int64_t rows = square ? kSquare : row.tile_m, columns = square ? kSquare : row.tile_n;
-    // Few blocks at a time do not wait for the L2 cache, wherever rows begin in its lines.
-    const bool few = of == Of::kCluster;
     Work work = sm90_work({rows, columns, row.a_mn_major, row.b_mn_major, 1, 1,
-                           few ? RowsBegin::kAtLines : rows_of_a(c, row.a_mn_major),
-                           few ? RowsBegin::kAtLines : rows_of_b(c, row.b_mn_major)},
+                           rows_of_a(c, row.a_mn_major), rows_of_b(c, row.b_mn_major)},
                           tiles, k_blocks);
     const auto covered = [&](int64_t tile) {
       return static_cast<double>(c.m) / static_cast<double>(ceil_div(c.m, tile) * tile);
