@@ -3,31 +3,32 @@
     python benchmarks/fit_planner.py [--write]    # of an H200; minutes
 
 The planner predicts each config on the tests' stand-in driver: the formula is asked, not copied,
-and so are its derivatives by the terms of cost.h. Then numbers are moved one after another, up or
-down, in smaller and smaller steps, as long as the loss falls: the regret (how much longer the
-chosen config takes than the best one measured), by how much lines of the goals are under their
-goals beside cuBLAS, and the same of a soft choice, so that choices are on no edge. With the terms
-as they stand, this gives the GPU's lines of csrc/ops/matmul/cost_corrections.h, which `--write`
-writes: the same sweeps give the same lines, whatever stands there. (Those of the H100, whose sweeps
-lack younger kernels, stay.) They are at most 40 factors a GPU, of tiles and clusters (those of
-weight gradients are added to these), splits of K, and one kernel with its tiles; none belongs to
-one product. Those whose loss costs the least are dropped. Configs of the goals' lines that no
-sweep has count as somewhat slower than the best one that one has.
+and so are its derivatives by the terms of cost.h. The loss is what a soft choice among a product's
+configs loses: the regret (how much longer the chosen config takes than the best one measured), and
+by how much lines of the goals are under their goals beside cuBLAS. It is smooth, and factors follow
+its slope, from those of the table as it stands, to which a penalty binds them: a sweep more moves
+few choices. This is done again from what it gives, until a round would move no factor by more than
+0.005, which is not taken: with the table that was written, the command gives the same one. With
+the terms as they stand, these are the GPU's lines of csrc/ops/matmul/cost_corrections.h, which
+`--write` writes. (Those of the H100, whose sweeps lack younger kernels, stay.) They are at most 40
+factors a GPU, of tiles and clusters (those of weight gradients are added to these), splits of K,
+and one kernel with its tiles; none belongs to one product. Those whose loss costs the least are
+dropped, and a penalty holds the others near 1: the fit is held out the better for it. Configs of
+the goals' lines that no sweep has count as somewhat slower than the best one that one has.
 
-"Held out" is the regret of products whose sizes took no part in the fit of terms and factors, in
-five folds of sizes (which factors there are is chosen by all); the terms that a fit of all would
-move are printed, for a person to enter.
+"Held out" is the regret of products whose sizes took no part in the fit of factors, in five folds
+of sizes, from no factors at all (the table has seen them), a very soft choice first: a line for
+each seed that draws the folds, with how much a factor differs from fold to fold. The terms that a
+fit of all would move are printed, for a person to enter.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import copy
 import dataclasses
 import json
 import math
-import random
 import re
 import sys
 import tempfile
@@ -63,16 +64,19 @@ DIFFERENCE = 0.05  # of a term's logarithm
 FAR, TOO_FAR = 1.2, 1.5  # times the least prediction, of configs that no sweep has, and of all
 UNKNOWN = 0.04  # by which configs that were not measured count as longer than the best one
 OF_GOALS = 3  # weight of a line of the goals, in the mean of their groups
-LONG, MISSING = 2, 4  # so many times a regret's square and a shortfall of a goal count
-SOFTNESS, OF_SOFT = 0.006, 0.5  # of a soft choice, in shares of time; its weight
-SOFTER = (0.05, 0.035, 0.025, 0.015, 0.009)  # of soft choices that are fitted before, alone
-PENALTY = 0.002  # of squared logarithms
-NEAR = 0.06  # beyond the predicted choice, in shares of time: what a pass over the numbers may meet
-LEAST_GAIN = 1e-8
+LONG, MISSING = 2, 8  # so many times a regret's square and a shortfall of a goal count
+# Of soft choices, in shares of time: the last one is what the fit is of, the others lead there, all
+# of them from no factors, and from a table the last.
+SOFTNESS = (0.1, 0.06, 0.035, 0.02, 0.0125, 0.009, 0.006, 0.004, 0.0025, 0.0015)
+FROM_A_TABLE = 3
+PENALTY = 0.02  # of squared logarithms' distances from where a fit begins
+SETTLED, MOST_ROUNDS = 0.005, 20  # how far a last round moves a factor
 LARGEST = 0.149  # factor, a logarithm
-STEPS = 1000  # of 1: factors are multiples of a thousandth
-FIRST, AGAIN = 32, 8  # steps at a time
-KICKS, KICKED, KICK = 100, (2, 3, 5, 8), (8, 16, 32)  # fits from nearby: factors moved, how far
+DIGITS = 3  # of a factor
+STEPS, AGAIN = 40, 15  # of a descent, and of one after factors were dropped
+REMEMBERED = 8  # steps from which a descent knows how the slope changes
+FARTHEST, LEAST_STEP, LEAST_GAIN = 0.05, 1e-3, 1e-7
+SEEDS = (0, 1, 2)  # of folds
 MOST_NUMBERS = 40
 
 
@@ -83,7 +87,8 @@ class Timings:
         self.terms: dict[str, float] = found["terms"]
         self.names: dict[str, int] = {}  # of the factors: numbers
         sizes: dict[tuple[int, int, int], int] = {}
-        products, rows, derivatives = [], [], []
+        products: list[tuple[int, str, str]] = []
+        rows, derivatives = [], []
         configs: list[list[int]] = []  # of each factor
         for line in found["products"]:
             p = line["product"]
@@ -113,19 +118,18 @@ class Timings:
         self.configs = [numpy.array(each) for each in configs]
         of_product, kinds, groups = zip(*products, strict=True)
         self.kinds, self.weights = numpy.array(kinds), weights_of(groups)
-        shuffled = numpy.random.default_rng(0).permutation(len(sizes)) % FOLDS
-        self.fold = shuffled[numpy.array(of_product)]
+        self.sizes = numpy.array(of_product)
+        # Of each config the numbers of its factors; those that it has not are the last one.
+        most = numpy.bincount(numpy.concatenate(self.configs)).max(initial=1)
+        self.factors = numpy.full((len(rows), most), len(self.names))
+        filled = numpy.zeros(len(rows), int)
+        for number, own in enumerate(self.configs):
+            self.factors[own, filled[own]] = number
+            filled[own] += 1
 
-    def only(self, kept: numpy.ndarray) -> Timings:
-        """Those configs; of each product there has to be one."""
-        x = copy.copy(self)
-        for name in ("product", "fixed", "measured", "worse", "missing", "corrected"):
-            setattr(x, name, getattr(self, name)[kept])
-        x.derivatives = self.derivatives[kept]
-        x.begins = numpy.flatnonzero(numpy.diff(x.product, prepend=-1))
-        number = numpy.cumsum(kept) - 1
-        x.configs = [number[configs[kept[configs]]] for configs in self.configs]
-        return x
+    def folds(self, seed: int) -> numpy.ndarray:
+        shuffled = numpy.random.default_rng(seed).permutation(self.sizes.max() + 1) % FOLDS
+        return shuffled[self.sizes]
 
     def describe(self, what: str, regrets: numpy.ndarray) -> None:
         parts = [f"{regrets.mean():.2%} of {len(regrets)}"]
@@ -135,158 +139,113 @@ class Timings:
 
 
 class Fit:
-    """Factors, and what terms are multiplied by: numbers that move in steps, all 0 at first."""
+    """Factors and what terms are multiplied by, as logarithms: numbers, 0 or a table's at first."""
 
-    def __init__(self, x: Timings, weights: numpy.ndarray) -> None:
+    def __init__(
+        self, x: Timings, weights: numpy.ndarray, table: dict[str, float] | None = None
+    ) -> None:
         self.x, self.weights = x, weights / weights.sum()
-        self.softness, self.of_choice = SOFTNESS, 1
-        self.steps = numpy.zeros(len(x.names) + len(x.terms), int)
-        self.logarithm = numpy.zeros(len(x.product))  # of each config's factors
-        self.by_terms = numpy.zeros(len(x.product))
-        every = numpy.arange(len(x.product))
-        self.all = every, x.begins, x.product
-        # Of each factor its configs, and all those of their products: where they are, where each
-        # product's begin, and which of them are the factor's.
-        self.touched = [self.touched_by(configs) for configs in x.configs]
+        self.start = numpy.zeros(len(x.names) + len(x.terms))
+        for what, factor in (table or {}).items():
+            if what in x.names:  # none of the sweeps' configs has others
+                self.start[x.names[what]] = factor
+        self.numbers = self.start.copy()
         worse = x.worse.clip(max=1)
         self.each = worse + LONG * worse**2 + MISSING * x.missing
-        self.losses = self.losses_of(*self.all, self.logarithm, self.by_terms)
 
-    def touched_by(self, configs: numpy.ndarray) -> tuple[numpy.ndarray, ...]:
-        products = numpy.unique(self.x.product[configs])
-        counts = numpy.append(self.x.begins[1:], len(self.x.product))[products]
-        counts -= self.x.begins[products]
-        begins = numpy.cumsum(counts) - counts
-        which = numpy.repeat(numpy.arange(len(products)), counts)
-        every = numpy.arange(counts.sum()) + (self.x.begins[products] - begins)[which]
-        return products, every, begins, which, numpy.searchsorted(every, configs)
+    def us(self, numbers: numpy.ndarray) -> tuple[numpy.ndarray, ...]:
+        """Of each config, and how it grows with its factor's logarithm, in shares."""
+        count = len(self.x.names)
+        logarithm = numpy.append(numbers[:count], 0)[self.x.factors].sum(axis=1)
+        corrected = self.x.corrected * (1 + logarithm + logarithm**2 / 2)  # as cost.cpp
+        us = corrected + self.x.fixed
+        slope = self.x.corrected * (1 + logarithm) / us
+        return us * numpy.exp(self.x.derivatives @ numbers[count:]), slope
 
-    def us(self, every: Any, logarithm: numpy.ndarray, by_terms: numpy.ndarray) -> numpy.ndarray:
-        factor = 1 + logarithm + logarithm**2 / 2  # as cost.cpp
-        us = self.x.corrected[every] * factor + self.x.fixed[every]
-        return us * numpy.exp(by_terms) if by_terms.any() else us
+    def loss(self, numbers: numpy.ndarray, softness: float) -> tuple[float, numpy.ndarray]:
+        """And its slope."""
+        x, (us, slope) = self.x, self.us(numbers)
+        shares = (numpy.minimum.reduceat(us, x.begins)[x.product] / us) ** (1 / softness)
+        shares /= numpy.add.reduceat(shares, x.begins)[x.product]
+        losses = numpy.add.reduceat(shares * self.each, x.begins)
+        by_us = self.weights[x.product] * shares * (losses[x.product] - self.each) / softness
+        by_factor = numpy.repeat(by_us * slope, x.factors.shape[1])
+        by_factor = numpy.bincount(x.factors.ravel(), by_factor, len(x.names) + 1)[:-1]
+        by_number = numpy.append(by_factor, by_us @ x.derivatives)
+        moved = numbers - self.start
+        penalty = PENALTY * (moved**2).sum()
+        return losses @ self.weights + penalty, by_number + 2 * PENALTY * moved
 
-    def losses_of(
-        self, every: numpy.ndarray, begins: numpy.ndarray, which: numpy.ndarray, *by: numpy.ndarray
+    def descend(self, own: list[int], softness: float, steps: int = STEPS) -> None:
+        """Moves those numbers down the slope, as its last changes tell (L-BFGS)."""
+        known: list[tuple[numpy.ndarray, numpy.ndarray]] = []
+        loss, slope = self.slope_of(own, self.numbers, softness)
+        for _ in range(steps):
+            step = self.step_of(slope, known)
+            while True:
+                numbers = (self.numbers - step).clip(-LARGEST, LARGEST)
+                new, slope_there = self.slope_of(own, numbers, softness)
+                if new < loss or abs(step).max() < LEAST_STEP * FARTHEST:
+                    break
+                step /= 2
+            if loss - new < LEAST_GAIN:
+                return
+            moved, change = numbers - self.numbers, slope_there - slope
+            if moved @ change > 0:
+                known = [*known, (moved, change)][-REMEMBERED:]
+            self.numbers, loss, slope = numbers, new, slope_there
+
+    def slope_of(
+        self, own: list[int], numbers: numpy.ndarray, softness: float
+    ) -> tuple[float, numpy.ndarray]:
+        loss, slope = self.loss(numbers, softness)
+        only = numpy.zeros_like(slope)
+        only[own] = slope[own]
+        return loss, only
+
+    @staticmethod
+    def step_of(
+        slope: numpy.ndarray, known: list[tuple[numpy.ndarray, numpy.ndarray]]
     ) -> numpy.ndarray:
-        """Of each product."""
-        us = self.us(every, *by)
-        longer = us / numpy.minimum.reduceat(us, begins)[which] - 1
-        each = self.each[every]
-        chosen = numpy.maximum.reduceat(numpy.where(longer < 1e-9, each, 0), begins)
-        soft = numpy.exp(-longer / self.softness)
-        sums = numpy.add.reduceat(soft, begins)
-        return self.of_choice * chosen + OF_SOFT * numpy.add.reduceat(soft * each, begins) / sums
+        step, shares = slope.copy(), []
+        for moved, change in reversed(known):
+            shares.append(moved @ step / (moved @ change))
+            step -= shares[-1] * change
+        if known:
+            moved, change = known[-1]
+            step *= moved @ change / (change @ change)
+        else:
+            step *= FARTHEST / max(abs(step).max(), 1e-12)
+        for (moved, change), share in zip(known, reversed(shares), strict=True):
+            step += moved * (share - change @ step / (moved @ change))
+        return step * min(1, FARTHEST / max(abs(step).max(), 1e-12))
+
+    def keep(self, most: int) -> None:
+        """Drops factors without which the loss grows least; the others move on."""
+        while len(own := self.moved()) > most:
+            losses = []
+            for number in own:
+                without = self.numbers.copy()
+                without[number] = 0
+                losses.append(self.loss(without, SOFTNESS[-1])[0])
+            least = numpy.argsort(losses)[: -(-(len(own) - most) // 3)]
+            self.numbers[[own[i] for i in least]] = 0
+            self.descend(self.moved(), SOFTNESS[-1], AGAIN)
+
+    def moved(self) -> list[int]:
+        """Factors that are not 0."""
+        return [n for n in range(len(self.x.names)) if round(self.numbers[n], DIGITS)]
 
     def regrets(self) -> numpy.ndarray:
-        """Among the configs that were measured."""
-        us = self.us(self.all[0], self.logarithm, self.by_terms)
+        """Among the configs that were measured, by the factors as the table has them."""
+        us, _ = self.us(self.numbers.round(DIGITS))
         us = numpy.where(self.x.measured, us, math.inf)
         chosen = us <= numpy.minimum.reduceat(us, self.x.begins)[self.x.product] + 1e-9
         return numpy.maximum.reduceat(numpy.where(chosen, self.x.worse, 0), self.x.begins)
 
-    def loss(self) -> float:
-        return float(self.losses @ self.weights + PENALTY * ((self.steps / STEPS) ** 2).sum())
-
-    def gain(self, number: int, by: int) -> tuple[float, numpy.ndarray]:
-        """How much the loss falls, and products' losses, if a number is moved."""
-        move, have = by / STEPS, self.steps[number] / STEPS
-        penalty = PENALTY * ((have + move) ** 2 - have**2)
-        if number < len(self.touched):
-            products, every, begins, which, own = self.touched[number]
-            logarithm = self.logarithm[every]
-            logarithm[own] += move
-            losses = self.losses_of(every, begins, which, logarithm, self.by_terms[every])
-            fall = (self.losses[products] - losses) @ self.weights[products]
-        else:
-            by_terms = self.by_terms + self.x.derivatives[:, number - len(self.touched)] * move
-            losses = self.losses_of(*self.all, self.logarithm, by_terms)
-            fall = (self.losses - losses) @ self.weights
-        return float(fall - penalty), losses
-
-    def move(self, number: int, by: int) -> None:
-        _, losses = self.gain(number, by)
-        self.steps[number] += by
-        if number < len(self.touched):
-            self.logarithm[self.x.configs[number]] += by / STEPS
-            self.losses[self.touched[number][0]] = losses
-        else:
-            self.by_terms += self.x.derivatives[:, number - len(self.touched)] * by / STEPS
-            self.losses = losses
-
-    def move_to(self, steps: numpy.ndarray) -> None:
-        for number in numpy.flatnonzero(steps != self.steps):
-            self.move(number, steps[number] - self.steps[number])
-
-    def descend_softly(self, numbers: list[int]) -> None:
-        """From a smooth loss to the sharp one, whose descent alone ends far from the least."""
-        for first, softness in zip((FIRST, *[AGAIN] * len(SOFTER)), SOFTER, strict=False):
-            self.set_loss(softness, of_choice=0)
-            self.descend(numbers, first)
-        self.set_loss(SOFTNESS, of_choice=1)
-        self.descend(numbers, AGAIN)
-
-    def set_loss(self, softness: float, of_choice: int) -> None:
-        self.softness, self.of_choice = softness, of_choice
-        self.losses = self.losses_of(*self.all, self.logarithm, self.by_terms)
-
-    def descend(self, numbers: list[int], first: int) -> None:
-        """Moves each where that lowers the loss, by half as much where it does no longer."""
-        size = dict.fromkeys(numbers, first)
-        moved = True
-        while moved or max(size.values()) > 1:
-            near = self.near()
-            moved = False
-            for number in numbers:
-                gains = {
-                    by: near.gain(number, by)[0]
-                    for by in (size[number], -size[number])
-                    if abs(near.steps[number] + by) <= LARGEST * STEPS
-                }
-                best = max(gains, key=gains.__getitem__, default=0)
-                if gains and gains[best] > LEAST_GAIN:
-                    near.move(number, best)
-                    moved = True
-                else:
-                    size[number] = max(1, size[number] // 2)
-            self.move_to(near.steps)
-
-    def near(self) -> Fit:
-        """The same with those configs alone that small moves can make the choice."""
-        us = self.us(self.all[0], self.logarithm, self.by_terms)
-        kept = us < (1 + NEAR + 8 * self.softness) * self.least(us)
-        fit = Fit(self.x.only(kept), self.weights)
-        fit.steps, fit.logarithm = self.steps.copy(), self.logarithm[kept]
-        fit.by_terms = self.by_terms[kept]
-        fit.set_loss(self.softness, self.of_choice)
-        return fit
-
-    def least(self, us: numpy.ndarray) -> numpy.ndarray:
-        """Of each config's product."""
-        return numpy.minimum.reduceat(us, self.x.begins)[self.x.product]
-
-    def keep(self, most: int) -> None:
-        """Drops factors without which the loss grows least, one after another; the others move
-        on."""
-        while len(own := self.moved()) > most:
-            least = max(own, key=lambda number: self.gain(number, -self.steps[number])[0])
-            self.move(least, -self.steps[least])
-        self.descend(self.moved(), AGAIN)
-
-    def moved(self) -> list[int]:
-        """Factors that are not 0."""
-        return [number for number in range(len(self.x.names)) if self.steps[number]]
-
-    def kick(self, draw: random.Random, numbers: list[int]) -> None:
-        """Moves some of the numbers, whatever that does to the loss."""
-        count, far, most = draw.choice(KICKED), draw.choice(KICK), int(LARGEST * STEPS)
-        for number in draw.sample(numbers, min(count, len(numbers))):
-            to = self.steps[number] + draw.randint(-far, far)
-            self.move(number, min(max(to, -most), most) - self.steps[number])
-
     def factors(self) -> dict[str, float]:
-        own = {what: self.steps[number] / STEPS for what, number in self.x.names.items()}
-        return {what: own[what] for what in sorted(own) if own[what]}
+        own = {what: round(self.numbers[number], DIGITS) for what, number in self.x.names.items()}
+        return {what: float(own[what]) for what in sorted(own) if own[what]}
 
 
 def read_table(text: str) -> dict[str, dict[str, float]]:
@@ -311,29 +270,35 @@ def weights_of(groups: Sequence[str]) -> numpy.ndarray:
     return numpy.array([OF_GOALS * mean / lines[g] if g else 1 for g in groups])
 
 
-def fitted(x: Timings) -> Fit:
-    """The factors of the table."""
-    fit, every, draw = Fit(x, x.weights), list(range(len(x.names))), random.Random(0)
-    fit.descend_softly(every)
+def fitted(
+    x: Timings, weights: numpy.ndarray | None = None, table: dict[str, float] | None = None
+) -> Fit:
+    """One round."""
+    fit = Fit(x, x.weights if weights is None else weights, table)
+    for softness in SOFTNESS[-FROM_A_TABLE if table else 0 :]:
+        fit.descend(list(range(len(x.names))), softness)
     fit.keep(MOST_NUMBERS)
-    for _ in range(KICKS):
-        before, loss = fit.steps.copy(), fit.loss()
-        fit.kick(draw, every)
-        fit.descend(fit.moved(), AGAIN)
-        fit.keep(MOST_NUMBERS)
-        if fit.loss() >= loss:
-            fit.move_to(before)
     return fit
 
 
-def held_out(x: Timings, kept: list[int]) -> numpy.ndarray:
-    regrets = numpy.zeros(len(x.weights))
-    terms = list(range(len(x.names), len(x.names) + len(x.terms)))
+def settled(x: Timings, table: dict[str, float]) -> Fit:
+    """The factors of the table."""
+    for _ in range(MOST_ROUNDS):
+        fit = fitted(x, table=table)
+        if abs(fit.numbers - fit.start).max() <= SETTLED:
+            break
+        table = fit.factors()
+    return Fit(x, x.weights, table)
+
+
+def held_out(x: Timings, seed: int) -> tuple[numpy.ndarray, float]:
+    """Regrets, and by how much a factor differs from fold to fold."""
+    regrets, numbers, folds = numpy.zeros(len(x.weights)), [], x.folds(seed)
     for fold in range(FOLDS):
-        fit = Fit(x, x.weights * (x.fold != fold))
-        fit.descend_softly(kept + terms)
-        regrets[x.fold == fold] = fit.regrets()[x.fold == fold]
-    return regrets
+        fit = fitted(x, x.weights * (folds != fold))
+        regrets[folds == fold] = fit.regrets()[folds == fold]
+        numbers.append(fit.numbers)
+    return regrets, float(numpy.std(numbers, axis=0)[: len(x.names)].mean())
 
 
 def corrections_of(product: dict[str, Any], name: str) -> list[str]:
@@ -447,15 +412,18 @@ def main() -> int:
             return status
         x = Timings(json.loads(Path(file.name).read_text()))
     x.describe("without factors", Fit(x, x.weights).regrets())
-    fit = fitted(x)
+    every = read_table(TABLE.read_text())
+    fit = settled(x, every[stand_in.NAMES[options.gpu]])
     x.describe("with factors", fit.regrets())
     if options.write:
-        every = read_table(TABLE.read_text())
         TABLE.write_text(table_of({**every, stand_in.NAMES[options.gpu]: fit.factors()}))
-    x.describe("held out", held_out(x, fit.moved()))
-    fit.descend(fit.moved() + list(range(len(x.names), len(fit.steps))), AGAIN)
-    for (name, value), steps in zip(x.terms.items(), fit.steps[len(x.names) :], strict=True):
-        print(f"  {name} {value:.4g}, better {value * math.exp(steps / STEPS):.4g}")
+    for seed in SEEDS:
+        regrets, spread = held_out(x, seed)
+        x.describe(f"held out, seed {seed} (a factor differs by {spread:.3f})", regrets)
+    terms = range(len(x.names), len(fit.numbers))
+    fit.descend([*fit.moved(), *terms], SOFTNESS[-1])
+    for (name, value), number in zip(x.terms.items(), fit.numbers[len(x.names) :], strict=True):
+        print(f"  {name} {value:.4g}, better {value * math.exp(number):.4g}")
     return 0
 
 
