@@ -288,6 +288,8 @@ def settled(x: Timings, table: dict[str, float]) -> Fit:
         if abs(fit.numbers - fit.start).max() <= SETTLED:
             break
         table = fit.factors()
+    else:
+        print(f"not settled after {MOST_ROUNDS} rounds")
     return Fit(x, x.weights, table)
 
 
