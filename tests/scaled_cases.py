@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grouped_options
@@ -143,15 +143,19 @@ def expected_of_k(args: list[Any], sizes: Sequence[int]) -> Tensor:
 
 
 def gated_by_steps(
-    args: list[Tensor], dtype: torch.dtype, power_of_two: bool = False, **offs: Tensor
+    args: list[Tensor],
+    dtype: torch.dtype,
+    power_of_two: bool = False,
+    between: Callable[[Tensor], Tensor] = lambda product: product,
+    **offs: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """What scaled_gated_matmul is, by the ops that it consists of."""
+    """What scaled_gated_matmul is, by the ops that it consists of; `between` copies the product."""
     a, b, a_scale, b_scale = args
     multiply = ops.scaled_grouped_matmul if offs else ops.scaled_matmul
     product = multiply(
         a, b, a_scale, BLOCK_1X128, b_scale, BLOCK_128X128, output_dtype=dtype, **offs
     )
-    return ops.quantize(product, BLOCK_1X128, gate="silu", power_of_two=power_of_two)
+    return ops.quantize(between(product), BLOCK_1X128, gate="silu", power_of_two=power_of_two)
 
 
 def call_with_options(options: tuple[str, ...], blocks: bool, device: str = "cpu") -> Any:

@@ -116,10 +116,6 @@ _LIBCUDA = re.compile(r"\blibcuda\b")
 _PARSING = re.compile(r"\b(?:fopen|fread|open|openat|ifstream|mmap|nlohmann|parse_cubin|Elf)\b")
 _CONTROL = re.compile(r"\b(?:if|for|while|switch|return)\b")
 _REGISTRATION = re.compile(r"^ops_(?P<family>\w+)\.cpp$")
-# Headers that a family includes from another's folder. group_rows.cu writes the table that quantize
-# reads: its header belongs to common, where it goes with the next record of the GPU suite, which
-# holds for sources as they are.
-NEIGHBOURS = {("quantize", "matmul/group_blocks.h")}
 _SHARED_HEADER = re.compile(r"^kernels/(?:\w+/)+\w+_params\.h$")
 
 
@@ -144,8 +140,6 @@ def _device_violations(path: str, code: str, context: Context) -> list[str]:
         folder, _, _ = header.rpartition("/")
         if _TORCH.match(header) or header == "cuda.h":
             problems.append(f"includes '{header}': device code stands alone")
-        elif (own.split("/")[0], header) in NEIGHBOURS:
-            pass
         elif folder and folder.split("/")[0] not in ("common", own.split("/")[0]):
             problems.append(f"includes '{header}': a family uses its own folder and common")
         elif folder and folder == own:

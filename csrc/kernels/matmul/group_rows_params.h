@@ -14,7 +14,7 @@
 // on.
 #pragma once
 
-#include "group_blocks.h"
+#include "../common/group_blocks.h"
 #include "group_rows.h"
 
 namespace torch_cubin {

@@ -11,11 +11,11 @@
 //     a block's of a group, and data has their columns where the block says
 // tiles.cu writes the result of rows.cu, too, to `row_data` and `row_scales`, where they are given.
 //
-// With `numbers`, for scales of 128 columns and for kQuantizeColumns, row i is x[numbers[i]], zeros
-// for numbers that x does not have.
+// With `numbers`, for scales of 128 columns and for kQuantizeColumns, not for kQuantizeE5m2, row i
+// is x[numbers[i]], zeros for numbers that x does not have.
 #pragma once
 
-#include "../matmul/group_blocks.h"
+#include "../common/group_blocks.h"
 
 namespace torch_cubin {
 
