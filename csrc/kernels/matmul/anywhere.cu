@@ -15,6 +15,7 @@
 //   shared memory: two parts of K, each A's and B's lines of 128 bytes; then, in the same place, the
 //   results of each warp, or the sums of the tile
 #include "anywhere_rows.cuh"
+#include "pairs.cuh"
 #include "tile.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -64,15 +65,6 @@ TC_DEVICE void multiply(float (&sum)[kColumns / 2], u64 a, u64 b, int add, int g
                                                        advance(b, k * kStepB), k == 0 ? add : 1);
   }
   wgmma_commit();
-}
-
-template <DType kOf>
-TC_DEVICE u32 packed(float x, float y) {
-  if constexpr (kOf == DType::float32) {
-    return __float_as_uint(x);
-  } else {
-    return DTypeTraits<kOf>::pack(x, y);
-  }
 }
 
 TC_DEVICE void store_pair_shared(u32 shared, float x, float y) {
@@ -172,23 +164,6 @@ TC_DEVICE void store_results(const MatmulParams& p, float (&sum)[kColumns / 2], 
 }
 
 // ---- the end with several sums
-
-// Loads two floats from this block's shared memory, or from any block's of the cluster, which takes
-// longer.
-template <bool kOfCluster>
-TC_DEVICE void load_pair(float (&out)[2], u32 shared) {
-  if constexpr (kOfCluster) {
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(out[0]), "=f"(out[1])
-                 : "r"(shared)
-                 : "memory");
-  } else {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(out[0]), "=f"(out[1])
-                 : "r"(shared)
-                 : "memory");
-  }
-}
 
 // Adds the sums of all blocks of a cluster, or of this block's groups, of rows [first, last) of the
 // tile, and stores them to C, or as they are at `unrounded`.

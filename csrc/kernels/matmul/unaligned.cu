@@ -28,6 +28,7 @@
 // readers of their own.
 #include "common/hopper.cuh"
 #include "common/mma.cuh"
+#include "pairs.cuh"
 #include "tile.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -313,31 +314,6 @@ struct Multiplier {
     }
   }
 };
-
-// Loads two floats from this block's shared memory, or (kRemote) another block's of the cluster.
-template <bool kRemote>
-TC_DEVICE void load_pair(float (&out)[2], u32 shared) {
-  if constexpr (kRemote) {
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(out[0]), "=f"(out[1])
-                 : "r"(shared)
-                 : "memory");
-  } else {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(out[0]), "=f"(out[1])
-                 : "r"(shared)
-                 : "memory");
-  }
-}
-
-template <DType kOf>
-TC_DEVICE u32 packed(float x, float y) {
-  if constexpr (kOf == DType::float32) {
-    return __float_as_uint(x);
-  } else {
-    return DTypeTraits<kOf>::pack(x, y);
-  }
-}
 
 // Adds the sums of the tile's rows [first, last), of all splits or (with kSplit false) of this
 // block, and stores them to C.
