@@ -68,8 +68,9 @@ struct Sm90BackwardParams {
   int together;  // parts of heads of keys whose blocks run concurrently, a multiple of parts
   float scale,
       unit;  // unit: scale * log2(e), a positive normal number; not used by general kernels
-  float logsumexp_unit;  // log2(e); for general kernels, and if a mask is added: 1
-  Sm90ScoreRule score;   // of `general` kernels
+  // log2(e); 1 for kernels that take score rules or added masks, also in calls without any.
+  float logsumexp_unit;
+  Sm90ScoreRule score;  // of `general` kernels
 
   // Null, or, for the kernels that convert it, a value for each score: a byte, where 0 hides, or a
   // number to add, of q's type or a float.
