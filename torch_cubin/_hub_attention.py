@@ -51,9 +51,10 @@ def _wrong(function: str, argument: str, expected: str, value: object) -> errors
 
 
 def _refuse(function: str, default: object, **arguments: object) -> None:
-    """Raises for the first argument that is not its default."""
+    """Raises for the first argument that is not its default. Flags that are false otherwise count
+    as False: None, or NumPy's."""
     for name, value in arguments.items():
-        if value is not default:
+        if value is not default and (default is None or value):
             raise _wrong(function, name, repr(default), value)
 
 

@@ -67,7 +67,8 @@ def test_functions(device):
         torch.testing.assert_close(cached.float(), wanted[:, begin:end], rtol=3e-2, atol=3e-2)
     both = ours.flash_attn_func(q, k, v, window_size=(1, 2))
     assert torch.equal(both, ops.flash_attention(q, k, v, window_left=1, window_right=2))
-    numpys = {"window_size": (np.int64(1), np.int32(2)), "softcap": np.float32(0)}
+    numpys = {"window_size": (np.int64(1), np.int32(2)), "softcap": np.float32(0),
+              "return_attn_probs": np.bool_(False)}  # fmt: skip
     assert torch.equal(ours.flash_attn_func(q, k, v, **numpys), both)
 
 
