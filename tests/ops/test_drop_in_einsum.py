@@ -99,7 +99,12 @@ def test_the_operands_are_swapped_rather_than_the_output_permuted() -> None:
 
 @pytest.mark.parametrize(
     ("equation", "dims"),
-    [("ij,jk->ik", (3, 2)), ("i-,j", (2, 1)), ("ij,jk->ikk", (2, 2)), ("...i...,i", (2, 1))],
+    [
+        *(("ij,jk->ik", (3, 2)), ("i-,j", (2, 1)), ("ij,jk->ikk", (2, 2)), ("...i...,i", (2, 1))),
+        *(("ij,j. ..->i", (2, 1)), ("ij,jk- >ik", (2, 2))),
+    ],
 )
 def test_a_wrong_equation_is_left_to_torch(equation, dims) -> None:
+    with pytest.raises(RuntimeError, match="einsum"):
+        torch.einsum(equation, *(torch.ones([2] * dim) for dim in dims))
     assert einsum.plan(equation, dims) == "an equation that torch.einsum refuses"

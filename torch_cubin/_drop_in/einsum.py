@@ -41,7 +41,9 @@ def plan(equation: str, dims: tuple[int, int]) -> Plan | str:
 
     An invalid equation gives a reason too: torch.einsum then raises its own error.
     """
-    equation = equation.replace(" ", "")
+    given, equation = equation, equation.replace(" ", "")
+    if any(given.count(whole) != equation.count(whole) for whole in ("...", "->")):
+        return _REFUSED  # blanks inside of one
     inputs, arrow, output = equation.partition("->")
     terms = inputs.split(",")
     if len(terms) != 2:
