@@ -1,4 +1,5 @@
-"""Checks that the links of the Markdown files lead to files and headings of the tree.
+"""Checks that the links of the Markdown files lead to files and headings of the tree, and that
+records which they or sources name are in benchmarks/results.
 
     python tools/links.py       # what `make lint` runs: names each dead link, and exits with 1
 
@@ -15,11 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("*.md", "docs/*.md", "benchmarks/**/*.md", "csrc/kernels/*.md", "examples/kernels/*.md")
 LINK = re.compile(r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]*))?\)")
+SOURCES = ("csrc/**/*.h", "csrc/**/*.cpp", "csrc/**/*.cu*", "torch_cubin/**/*.py")
+RECORD = re.compile(r"\b20\d\d-\d\d-\d\d_\w+\.jsonl?\b")
 CODE = re.compile(r"^(```+).*?^\1|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
-def pages() -> list[Path]:
-    return sorted({path for pattern in PAGES for path in ROOT.glob(pattern)})
+def pages(patterns: tuple[str, ...] = PAGES) -> list[Path]:
+    return sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
 
 
 def targets(page: Path) -> Iterator[tuple[Path, str]]:
@@ -52,6 +55,10 @@ def dead_links() -> list[str]:
                 found.append(f"{name}: no file {target.name}")
             elif anchor and target.suffix == ".md" and anchor not in anchors(target):
                 found.append(f"{name}: no heading #{anchor} in {target.name}")
+    for file in pages(PAGES + SOURCES):
+        for record in sorted(set(RECORD.findall(file.read_text()))):
+            if not (ROOT / "benchmarks" / "results" / record).exists():
+                found.append(f"{file.relative_to(ROOT)}: no record {record}")
     return found
 
 

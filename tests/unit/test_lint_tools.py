@@ -31,10 +31,15 @@ def test_dead_links_are_found(tmp_path: Path, monkeypatch) -> None:
         "[e](docs/a.md#none) [f](https://example.com/none) `[g](none.md)`\n```\n[h](none.md)\n```\n"
     )
     (tmp_path / "docs" / "a.md").write_text("## A heading, of `two` words\n[x](../none.py)\n")
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "a.cpp").write_text("// 2026-01-02_h200_a.json, 2026-01-02_h200_b.json\n")
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "results" / "2026-01-02_h200_b.json").touch()
     assert links.dead_links() == [
         "README.md: no file none.md",
         "README.md: no heading #none in a.md",
         "docs/a.md: no file none.py",
+        "csrc/a.cpp: no record 2026-01-02_h200_a.json",
     ]
 
 

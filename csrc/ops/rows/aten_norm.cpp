@@ -12,7 +12,7 @@ namespace {
 // PyTorch's forward is as quick with fewer rows and fewer columns, its backward with fewer rows
 // that take two launches of ours, or without the input's gradient, which is one kernel of its and
 // two of ours; longer rows have not been measured (2026-11-28_h100_norms.json,
-// 2026-11-29_h200_rows.json in benchmarks/results).
+// 2026-11-30_h200_rows.json in benchmarks/results).
 constexpr int64_t kFewNormRows = 128, kFewNormColumns = 1024, kMostNormColumns = 16384;
 constexpr int64_t kFewBackwardRows = 4096;
 
