@@ -193,8 +193,8 @@ def test_lists(driver):
         *(xs[0].data_ptr(), xs[2].data_ptr(), out.data_ptr())
     ]
     assert integer(launch, 3) == 404
-    refused(op, xs[:2], out, match="")
-    refused(op, [], out, match="")
+    refused(op, xs[:2], out, match="'xs[2]', argument 1 of kernel")
+    refused(op, [], out, match="'xs[0]', argument 0 of kernel")
     refused(op, [*xs, tensors.empty(2, 3)], out, match="argument 'xs' item 4")
     op([xs[0], xs[1], tensors.empty(0, 0)], out)
     assert pointer(driver.launches()[-1], 1) == 0

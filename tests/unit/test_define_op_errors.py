@@ -225,7 +225,7 @@ def test_errors_of_functions_name_their_line() -> None:
 
 
 BINARY = {
-    "too few arguments": ({"args": lambda x: (x,)}, errors.ParamsError, "4"),
+    "too few arguments": ({"args": lambda x: (x,)}, errors.ParamsError, "expected 4, got 1"),
     "an argument of a wrong size": (
         {"args": lambda x, y, out: (x, y, out, torch_cubin.int64(x.numel()))},
         errors.ParamsError,
@@ -237,7 +237,11 @@ BINARY = {
         "vec_add",
     ),
     "a file that is not there": ({"kernel": "nowhere.cubin:f"}, errors.FileError, "nowhere"),
-    "bytes that are no image": ({"kernel": (b"hello", "f")}, errors.ImageError, ""),
+    "bytes that are no image": (
+        {"kernel": (b"hello", "f")},
+        errors.ImageError,
+        "neither PTX nor C",
+    ),
     "PTX without jit": ({"kernel": (DATA / "pointers.ptx", "f")}, errors.ImageError, "jit"),
 }
 
