@@ -72,15 +72,45 @@ class Row:
     unit: str
     peer_rate: float
     cubin_rate: float
-    cudnn_rate: float | None
-    cudnn_ratio: float | None  # our rate over cuDNN's, if cuDNN is not the peer
-    floor: float
+    cudnn_rate: float | None = None
+    cudnn_ratio: float | None = None  # our rate over cuDNN's, if cuDNN is not the peer
+    floor: float = 0.0
     copy: float | None = None  # fraction of the copy bandwidth
 
     @property
     def under(self) -> bool:
         """Whether the ratio is below the floor; NaN counts as below."""
         return not (self.ratio >= self.floor)
+
+
+def timings(timed: common.Ratio) -> dict[str, float]:
+    """Those of a Row's fields."""
+    return {
+        "peer_us": timed.first_us, "cubin_us": timed.second_us, "ratio": timed.ratio,
+        "low": timed.low, "high": timed.high,
+    }  # fmt: skip
+
+
+def row_of_tokens(
+    section: str, head_dim: int, length: int, causal: bool, peer: str, timed: common.Ratio,
+    **fields: float | None,
+) -> Row:  # fmt: skip
+    """A line whose rates are TFLOP/s."""
+    backward = "backward" in section
+    rates = [tflops(length, causal, backward, us) for us in (timed.first_us, timed.second_us)]
+    return Row(
+        section=section,
+        case=f"d{head_dim} s{length} b{TOKENS // length}",
+        head_dim=head_dim,
+        length=length,
+        causal=causal,
+        peer=peer,
+        **timings(timed),
+        unit="TFLOP/s",
+        peer_rate=rates[0],
+        cubin_rate=rates[1],
+        **fields,
+    )
 
 
 def cubin(*args, **options) -> torch.Tensor:
@@ -170,26 +200,11 @@ def measure(section: str, head_dim: int, length: int, causal: bool, budget_ms: f
             cudnn_ratio = beside.ratio
         except RuntimeError:  # this cuDNN has no kernel for the case: the column stays empty
             cudnn_rate = cudnn_ratio = None
-    rate = [tflops(length, causal, backward, us) for us in (timed.first_us, timed.second_us)]
-    return Row(
-        section=section,
-        case=f"d{head_dim} s{length} b{TOKENS // length}",
-        head_dim=head_dim,
-        length=length,
-        causal=causal,
-        peer=peer.name.lower().split("_")[0],
-        peer_us=timed.first_us,
-        cubin_us=timed.second_us,
-        ratio=timed.ratio,
-        low=timed.low,
-        high=timed.high,
-        unit="TFLOP/s",
-        peer_rate=rate[0],
-        cubin_rate=rate[1],
-        cudnn_rate=cudnn_rate,
-        cudnn_ratio=cudnn_ratio,
-        floor=floor_of(section, length),
-    )
+    name = peer.name.lower().split("_")[0]
+    return row_of_tokens(
+        section, head_dim, length, causal, name, timed,
+        cudnn_rate=cudnn_rate, cudnn_ratio=cudnn_ratio, floor=floor_of(section, length),
+    )  # fmt: skip
 
 
 def measure_e4m3(head_dim: int, length: int, causal: bool, budget_ms: float) -> Row:
@@ -209,26 +224,10 @@ def measure_e4m3(head_dim: int, length: int, causal: bool, budget_ms: float) -> 
     beside = common.alternate(
         lambda: stock(CUDNN)(*heads_first, is_causal=causal), runs[1], 1, budget_ms
     )
-    rate = [tflops(length, causal, False, us) for us in (timed.first_us, timed.second_us)]
-    return Row(
-        section="forward_e4m3",
-        case=f"d{head_dim} s{length} b{TOKENS // length}",
-        head_dim=head_dim,
-        length=length,
-        causal=causal,
-        peer="bfloat16",
-        peer_us=timed.first_us,
-        cubin_us=timed.second_us,
-        ratio=timed.ratio,
-        low=timed.low,
-        high=timed.high,
-        unit="TFLOP/s",
-        peer_rate=rate[0],
-        cubin_rate=rate[1],
-        cudnn_rate=tflops(length, causal, False, beside.first_us),
-        cudnn_ratio=beside.ratio,
-        floor=0.0,
-    )
+    return row_of_tokens(
+        "forward_e4m3", head_dim, length, causal, "bfloat16", timed,
+        cudnn_rate=tflops(length, causal, False, beside.first_us), cudnn_ratio=beside.ratio,
+    )  # fmt: skip
 
 
 def decode_peer(q, k, v) -> torch.Tensor:
@@ -281,16 +280,11 @@ def measure_decode(batch: int, length: int, budget_ms: float) -> Row:
         length=length,
         causal=False,
         peer="cudnn",
-        peer_us=result.first_us,
-        cubin_us=result.second_us,
-        ratio=result.ratio,
-        low=result.low,
-        high=result.high,
+        **timings(result),
         unit="GB/s",
         peer_rate=size / result.first_us / 1e3,
         cubin_rate=size / result.second_us / 1e3,
         cudnn_rate=size / result.first_us / 1e3,
-        cudnn_ratio=None,
         floor=0.8,
     )
 
@@ -392,16 +386,10 @@ def measure_cache(
         length=length,
         causal=True,
         peer=best,
-        peer_us=result.first_us,
-        cubin_us=result.second_us,
-        ratio=result.ratio,
-        low=result.low,
-        high=result.high,
+        **timings(result),
         unit="GB/s",
         peer_rate=size / dtype.itemsize * 2 / result.first_us / 1e3,
         cubin_rate=rate,
-        cudnn_rate=None,
-        cudnn_ratio=None,
         floor=1.0 if section == "e4m3" else 0.9,
         copy=rate / copies,
     )
@@ -433,8 +421,6 @@ def measure_host(rounds: int) -> list[Row]:
                 unit="kcalls/s",
                 peer_rate=1e3 / timed.first_us,
                 cubin_rate=1e3 / timed.second_us,
-                cudnn_rate=None,
-                cudnn_ratio=None,
                 floor=HOST_FLOOR if setting == "no_grad" else 0.0,
             )
         )
@@ -455,26 +441,7 @@ def measure_backward_e4m3(head_dim: int, length: int, causal: bool, budget_ms: f
     ]
     check_gradients(runs[1](), runs[0](), 8e-2)  # dS has 3 significant bits for dq
     timed = common.alternate(runs[0], runs[1], 1, budget_ms)
-    rate = [tflops(length, causal, True, us) for us in (timed.first_us, timed.second_us)]
-    return Row(
-        section="backward_e4m3",
-        case=f"d{head_dim} s{length} b{TOKENS // length}",
-        head_dim=head_dim,
-        length=length,
-        causal=causal,
-        peer="bfloat16",
-        peer_us=timed.first_us,
-        cubin_us=timed.second_us,
-        ratio=timed.ratio,
-        low=timed.low,
-        high=timed.high,
-        unit="TFLOP/s",
-        peer_rate=rate[0],
-        cubin_rate=rate[1],
-        cudnn_rate=None,
-        cudnn_ratio=None,
-        floor=0.0,
-    )
+    return row_of_tokens("backward_e4m3", head_dim, length, causal, "bfloat16", timed)
 
 
 MEASURES_E4M3 = {"forward_e4m3": measure_e4m3, "backward_e4m3": measure_backward_e4m3}

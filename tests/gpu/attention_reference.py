@@ -13,31 +13,11 @@ import numerics
 import torch
 import torch.nn.functional as F
 from gpu import attention_cases
+from ops.attention_samples import logits
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # The definition.
-
-
-def _visible(
-    rows: int,
-    columns: int,
-    is_causal: bool,
-    window_left: int,
-    window_right: int,
-    bottom_right: bool,
-    device: torch.device,
-) -> Tensor:
-    i = torch.arange(rows, device=device)[:, None] + (columns - rows if bottom_right else 0)
-    j = torch.arange(columns, device=device)
-    visible = torch.ones(rows, columns, dtype=torch.bool, device=device)
-    if is_causal:
-        window_right = 0
-    if window_right >= 0:
-        visible &= j <= i + window_right
-    if window_left >= 0:
-        visible &= j >= i - window_left
-    return visible
 
 
 @dataclass
@@ -98,7 +78,7 @@ def reference(
 ) -> Reference:
     """out, logsumexp and, given grad_out, the gradients. `kept`: what dropout multiplies by.
 
-    `options` are those of `_reference`, which computes it.
+    `options` are those of `_reference`, which computes it, and of logits().
     """
     given = (query, key, value, grad_out, attn_mask, kept)
     parts_of = _parts(query, key, value, grad_out, options.get("enable_gqa", False))
@@ -140,38 +120,21 @@ def _reference(
     attn_mask: Tensor | None = None,
     kept: Tensor | None = None,
     *,
-    is_causal: bool = False,
-    scale: float | None = None,
     enable_gqa: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    bottom_right: bool = False,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    **options,
 ) -> Reference:
     product = numerics.reference_matmul if query.dtype == torch.float64 else torch.matmul
     q, k, v = query.double(), key.double(), value.double()
     group = q.shape[-3] // k.shape[-3] if enable_gqa and k.shape[-3] else 1
     if group > 1:
         k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
-    rows, columns = q.shape[-2], k.shape[-2]
+    columns, scale, softcap = k.shape[-2], options.get("scale"), options.get("softcap")
     factor = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
-    scores = product(q, k.mT) * factor
+    scores = logits(q, k, attn_mask, product=product, **options)
     slope = None
     if softcap:
-        tanh = torch.tanh(scores / softcap)
-        scores, slope = softcap * tanh, 1 - tanh.square()
-    if alibi_slopes is not None:
-        i = torch.arange(rows, device=q.device)[:, None]
-        j = torch.arange(columns, device=q.device)
-        scores = scores - alibi_slopes.double()[..., None, None] * (i + columns - rows - j).abs()
-    seen = _visible(rows, columns, is_causal, window_left, window_right, bottom_right, q.device)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        seen = seen & attn_mask
-    elif attn_mask is not None:
-        scores = scores + attn_mask.double()
-    scores = torch.where(seen, scores, -math.inf)
+        slope = 1 - torch.tanh(product(q, k.mT) * factor / softcap).square()
     joined = scores
     if sinks is not None:
         sink = sinks.double()[:, None, None].expand(*scores.shape[:-1], 1)

@@ -8,6 +8,7 @@ import attention_cases as ac
 import attention_reference as ar
 import pytest
 import torch
+from ops.attention_samples import formula
 from profiled import kernels_that_run
 from torch import Tensor
 
@@ -20,19 +21,9 @@ def gradient_of_sinks(
     """By autograd in float64, not by a formula; and the size of a sum of its terms with random
     signs."""
     own = sinks.detach().double().requires_grad_()
-    q, k, v, grad = (x.double() for x in (q, k, v, grad))
-    k, v = (x.repeat_interleave(GROUP, -3) for x in (k, v))
-    rows, columns = q.shape[-2], k.shape[-2]
-    distance = torch.arange(columns, device=q.device) - torch.arange(rows, device=q.device)[:, None]
-    seen = distance <= 0
-    if "window_left" in options:
-        seen = seen & (distance >= -options["window_left"])
-    scores = torch.where(seen, q @ k.mT / math.sqrt(q.shape[-1]), -math.inf)
-    column = own[:, None, None].expand(*scores.shape[:-1], 1)
-    weights = torch.softmax(torch.cat([scores, column], -1), -1)
-    sink_weight = weights[..., columns].detach()
-    weights = weights[..., :columns] if kept is None else weights[..., :columns] * kept
-    out = weights @ v
+    out, logsumexp = formula(q, k, v, kept=kept, sinks=own, **options)
+    sink_weight = torch.exp(own[:, None] - logsumexp).detach()
+    grad = grad.double()
     (wanted,) = torch.autograd.grad(out, own, grad)
     terms = sink_weight.square() * (out.detach() * grad).square().sum(-1)
     return wanted, terms.sum((0, 2)).sqrt()

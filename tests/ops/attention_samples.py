@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +59,46 @@ def _repeat(tensor: Tensor, heads: int) -> Tensor:
     return tensor.repeat_interleave(heads // tensor.shape[-3], -3)
 
 
+def logits(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    bottom_right: bool = False,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
+) -> Tensor:
+    """What the softmax gets, of query and key in float64 with as many heads."""
+    rows, columns = query.shape[-2], key.shape[-2]
+    factor = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    scores = product(query, key.mT) * factor
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    i = torch.arange(rows, device=query.device)[:, None]
+    j = torch.arange(columns, device=query.device)
+    if alibi_slopes is not None:
+        slopes = alibi_slopes.double()[..., None, None]
+        scores = scores - slopes * (i + columns - rows - j).abs()
+    visible = torch.ones(rows, columns, dtype=torch.bool, device=query.device)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        visible = attn_mask
+    elif attn_mask is not None:
+        scores = scores + attn_mask.double()
+    ahead = j - i - (columns - rows if bottom_right else 0)
+    if is_causal:
+        window_right = 0
+    if window_right >= 0:
+        visible = visible & (ahead <= window_right)
+    if window_left >= 0:
+        visible = visible & (ahead >= -window_left)
+    return torch.where(visible, scores, -math.inf)
+
+
 def formula(
     query: Tensor,
     key: Tensor,
@@ -66,41 +108,18 @@ def formula(
     is_causal: bool = False,
     kept: Tensor | None = None,
     *,
-    scale: float | None = None,
     enable_gqa: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    bottom_right: bool = False,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """out and logsumexp by the definition, in float64. `kept`: what dropout multiplies by."""
+    """out and logsumexp by the definition, in float64. `kept`: what dropout multiplies by.
+
+    `options` are those of logits().
+    """
     query, key, value = query.double(), key.double(), value.double()
     if enable_gqa:
         key, value = (_repeat(x, query.shape[-3]) for x in (key, value))
-    rows, columns = query.shape[-2], key.shape[-2]
-    scores = query @ key.mT * (1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale)
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    i = torch.arange(rows, device=query.device)[:, None]
-    j = torch.arange(columns, device=query.device)
-    if alibi_slopes is not None:
-        slopes = alibi_slopes.double()[..., None, None]
-        scores = scores - slopes * (i + columns - rows - j).abs()
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        scores = scores + attn_mask.double()
-    shift = columns - rows if bottom_right else 0
-    visible = torch.ones(rows, columns, dtype=torch.bool, device=query.device)
-    if is_causal:
-        window_right = 0
-    if window_right >= 0:
-        visible &= j <= i + shift + window_right
-    if window_left >= 0:
-        visible &= j >= i + shift - window_left
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        visible = visible & attn_mask
-    scores = torch.where(visible, scores, -math.inf)
+    scores = logits(query, key, attn_mask, is_causal, **options)
     joined = scores
     if sinks is not None:
         column = sinks.double()[:, None, None].expand(*scores.shape[:-1], 1)
@@ -111,6 +130,27 @@ def formula(
     if kept is not None:
         weights = weights * kept
     return weights @ value, logsumexp.expand(*logsumexp.shape)
+
+
+def packed_formula(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """The same of sequences with so many rows and keys, one behind the other, whose last row is at
+    the last key: (rows, heads, head_dim) and (heads, rows)."""
+    parts = [
+        formula(*(x.transpose(0, 1) for x in part), enable_gqa=True, bottom_right=True, **options)
+        for part in zip(
+            query.split(list(rows)), key.split(list(columns)), value.split(list(columns)),
+            strict=True,
+        )
+    ]  # fmt: skip
+    outs, sums = zip(*parts, strict=True)
+    return torch.cat([out.transpose(0, 1) for out in outs]), torch.cat(sums, 1)
 
 
 def reference(*args, **options) -> Tensor:

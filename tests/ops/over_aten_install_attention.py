@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from installed import installed
+from ops.attention_samples import formula
 
 import torch_cubin
 from torch_cubin._pytorch.aten_kernels import has_cuda
@@ -20,19 +21,9 @@ BHSD, BSHD = "heads first", "rows first"
 NOT_ON_THE_CPU = None if has_cuda() else "only PyTorch could serve"
 
 
-def attention(query, key, value, bias=None, is_causal=False, bottom_right=False, scale=None):
+def attention(query, key, value, bias=None, **options):
     """By its definition, in float64, with the logsumexp."""
-    q, k, v = query.double(), key.double(), value.double()
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if bias is not None:
-        scores = scores + bias.double()
-    if is_causal:
-        rows, columns = scores.shape[-2:]
-        shift = columns - rows if bottom_right else 0
-        seen = torch.ones(rows, columns, dtype=torch.bool).tril(shift)
-        scores = scores.masked_fill(~seen, -torch.inf)
-    return torch.nan_to_num(scores.softmax(-1)) @ v, scores.logsumexp(-1)
+    return formula(query, key, value, bias, enable_gqa=True, **options)
 
 
 def operand(heads: int, rows: int, layout: str, dtype, dim: int = 16) -> torch.Tensor:

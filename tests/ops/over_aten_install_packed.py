@@ -11,6 +11,7 @@ import functools
 import pytest
 import torch
 from installed import installed
+from ops.attention_samples import packed_formula
 
 import torch_cubin
 from torch_cubin._pytorch.aten_kernels import has_cuda
@@ -38,21 +39,8 @@ def packed(dtype: torch.dtype = torch.bfloat16, shared: int = 2) -> list[torch.T
 
 def sequences(query, key, value, causal=False, window=(-1, -1), scale=None):
     """By the definition of attention, in float64, with the logsumexp."""
-    outs, sums = [], []
-    for q, k, v in zip(query.split(ROWS), key.split(COLUMNS), value.split(COLUMNS), strict=True):
-        q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
-        k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
-        scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-        # Of the last query, the last key is at the same place.
-        ahead = torch.arange(k.shape[1]) - torch.arange(q.shape[1])[:, None]
-        ahead = ahead - (k.shape[1] - q.shape[1])
-        left, right = window[0], 0 if causal else window[1]
-        hidden = (ahead > right) & (right >= 0) | (ahead < -left) & (left >= 0)
-        scores = scores.masked_fill(hidden, -torch.inf)
-        weights = torch.where(hidden.all(-1)[:, None], 0.0, scores).softmax(-1)
-        outs.append((weights.masked_fill(hidden, 0.0) @ v).transpose(0, 1))
-        sums.append(scores.logsumexp(-1))
-    return torch.cat(outs), torch.cat(sums, 1)
+    options = {"window_left": window[0], "window_right": window[1], "scale": scale}
+    return packed_formula(query, key, value, ROWS, COLUMNS, is_causal=causal, **options)
 
 
 def near(own: torch.Tensor, wanted: torch.Tensor) -> None:
