@@ -164,7 +164,7 @@ def draw_matmul(data: dict[str, Any]) -> Any:
     groups = list(goals.PRODUCTS)
     figure, axes = pyplot.subplots(figsize=(9, 4.2), layout="constrained")
     scatter = random.Random(0)
-    for shift, (gpu, ratios) in zip((-0.2, 0.2), data.items()):
+    for shift, (gpu, ratios) in zip((-0.2, 0.2), data.items(), strict=False):
         axes.plot([], [], "o", markersize=4, color=COLORS[gpu], label=gpu)
         for place, group in enumerate(groups):
             if group not in ratios:
@@ -193,7 +193,7 @@ def draw_attention(data: dict[str, Any]) -> Any:
     for name, series in data["series"].items():
         direction, head_dim, mask = name.split()
         axis = axes[int(direction == "backward")][HEAD_DIMS.index(int(head_dim))]
-        rows, ours, cudnn = zip(*series)
+        rows, ours, cudnn = zip(*series, strict=True)
         axis.plot(rows, ours, "o-", markersize=3, color=colors[mask], label=mask)
         axis.plot(rows, cudnn, "--", color=colors[mask], label=f"{mask}, cuDNN")
         axis.set_title(f"{direction}, head_dim {head_dim}", fontsize=9)
@@ -215,8 +215,8 @@ def draw_symmetric(data: dict[str, Any]) -> Any:
 
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
     for gpu, products in data.items():
-        for style, (product, points) in zip(("o-", "s--"), products.items()):
-            rows, ratios = zip(*sorted(points))
+        for style, (product, points) in zip(("o-", "s--"), products.items(), strict=False):
+            rows, ratios = zip(*sorted(points), strict=True)
             label = f"{product}, {gpu}"
             axes.plot(rows, ratios, style, markersize=3, color=COLORS[gpu], label=label)
     axes.axhline(1, color="gray", linewidth=1, linestyle="--")
@@ -232,7 +232,7 @@ def draw_training(how: str, data: dict[str, Any]) -> Any:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
-    for style, (name, losses) in zip(("-", "--"), data["losses"].items()):
+    for style, (name, losses) in zip(("-", "--"), data["losses"].items(), strict=True):
         axes.plot(losses, style, linewidth=1.2, label=name)
     axes.set_xlabel("step", fontsize=9)
     axes.set_ylabel("loss", fontsize=9)
@@ -251,8 +251,8 @@ def draw_fp8(data: dict[str, Any]) -> Any:
     }
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
     for gpu, kinds in data.items():
-        for style, (kind, points) in zip(("o-", "^:", "s--"), kinds.items()):
-            rows, ratios = zip(*points)
+        for style, (kind, points) in zip(("o-", "^:", "s--"), kinds.items(), strict=False):
+            rows, ratios = zip(*points, strict=True)
             label = f"{titles[kind]}, {gpu}"
             axes.plot(rows, ratios, style, markersize=3, color=COLORS[gpu], label=label)
     axes.axhline(1, color="gray", linewidth=1, linestyle="--")
@@ -269,7 +269,7 @@ def draw_groups(data: dict[str, Any]) -> Any:
 
     titles = report_sections.GROUPS.groups
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    for shift, (gpu, ratios) in zip((-0.15, 0.15), data.items()):
+    for shift, (gpu, ratios) in zip((-0.15, 0.15), data.items(), strict=False):
         axes.plot([], [], "o", markersize=4, color=COLORS[gpu], label=gpu)
         for place, group in enumerate(titles):
             own = ratios.get(group, [])

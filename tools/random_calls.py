@@ -56,7 +56,9 @@ class Count:
 
     def pytest_collection_modifyitems(self, items: list) -> None:
         specs = [getattr(item, "callspec", None) for item in items]
-        items[:] = [x for x, spec in zip(items, specs) if spec and "seed" in spec.params]
+        items[:] = [
+            x for x, spec in zip(items, specs, strict=True) if spec and "seed" in spec.params
+        ]
         items.sort(key=lambda item: item.callspec.params["seed"])
 
     def pytest_runtest_logreport(self, report) -> None:

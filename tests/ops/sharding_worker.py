@@ -177,7 +177,10 @@ def check_written(mesh: Any) -> list[str]:
     want = out + a @ m
     wrong = []
     for placements in ([S0, S0, R], [S1, R, S1], [R, R, R], [S0, R, R]):
-        parts = [distribute_tensor(t.clone(), mesh, [p]) for t, p in zip((out, a, m), placements)]
+        parts = [
+            distribute_tensor(t.clone(), mesh, [p])
+            for t, p in zip((out, a, m), placements, strict=True)
+        ]
         ops.addmm_into(*parts)
         if not torch.allclose(full(parts[0]), want, atol=1e-4):
             wrong.append(f"addmm_into {placements}")

@@ -89,7 +89,9 @@ def test_linear_cross_entropy(dtype, bias, device):
         expected = torch.nn.functional.cross_entropy(reference_linear(x, w, b).float(), target)
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
-    for grad, wanted in zip(*(torch.autograd.grad(y, (x, w)) for y in (out, expected))):
+    for grad, wanted in zip(
+        *(torch.autograd.grad(y, (x, w)) for y in (out, expected)), strict=True
+    ):
         torch.testing.assert_close(grad, wanted, rtol=2e-2, atol=2e-2)
 
 
@@ -109,7 +111,9 @@ def test_linear_cross_entropy_under_vmap(recompute, device):
         out, expected = (torch.func.vmap(op, (0, None))(x, w) for op in (ours, theirs))
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
-    for grad, wanted in zip(*(torch.autograd.grad(y.sum(), (x, w)) for y in (out, expected))):
+    for grad, wanted in zip(
+        *(torch.autograd.grad(y.sum(), (x, w)) for y in (out, expected)), strict=True
+    ):
         torch.testing.assert_close(grad, wanted, rtol=2e-2, atol=2e-2)
 
 

@@ -88,7 +88,9 @@ def test_other_forms_of_the_calls() -> None:
     destination = a.new_empty(32, 64, dtype=dtype)
     for call in (
         lambda: v2(a, b, *lists, bias=None, out_dtype=dtype),
-        lambda: v2(input=a, mat2=b, **dict(zip(NAMES, lists)), bias=None, out_dtype=dtype),
+        lambda: v2(
+            input=a, mat2=b, **dict(zip(NAMES, lists, strict=True)), bias=None, out_dtype=dtype
+        ),
         lambda: F.scaled_mm(a, b, *recipes, plain, [plain]),
         lambda: F.scaled_mm(a, b, [scale_a], [tensor], [scale_b], [tensor]),
         lambda: torch._scaled_mm(a, mat2=b, scale_b=scale_b, scale_a=scale_a, out_dtype=dtype),
@@ -120,7 +122,7 @@ def test_other_forms_of_the_calls() -> None:
         ({"recipe_a": [3], "recipe_b": [3]}, "scales that it does not take"),
         ({"recipe_a": [ROW], "scale_a": [torch.ones(4, 8)]}, "scales that it does not take"),
     ):
-        given = dict(zip(NAMES, lists)) | change
+        given = dict(zip(NAMES, lists, strict=True)) | change
         torch_cubin.report(reset=True)
         with torch_cubin.drop_in(), contextlib.suppress(RuntimeError, ValueError):
             v2(a, b, **given, bias=None, out_dtype=dtype)

@@ -84,7 +84,7 @@ class Experts(torch.nn.Module):
     @staticmethod
     def quantized(weights):
         parts = [torch.ops.cubin.quantize(weight, 5) for weight in weights]
-        return (torch.stack(part) for part in zip(*parts))
+        return (torch.stack(part) for part in zip(*parts, strict=True))
 
     def forward(self, x, ids, weights, offs):
         ops, rows, blocks = torch.ops.cubin, 4, 5

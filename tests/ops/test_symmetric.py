@@ -137,7 +137,10 @@ def test_vmap(name: str, dims) -> None:
     rows = [
         expected(
             name,
-            *(x if dim is None else x.select(dim, i) for x, dim in zip((operand, c), dims)),
+            *(
+                x if dim is None else x.select(dim, i)
+                for x, dim in zip((operand, c), dims, strict=True)
+            ),
             0.5,
             2.0,
         )

@@ -73,7 +73,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plain")
     (folder / "sm_90a").mkdir()
     entries = [entry_of(cubin) for cubin in COMMITTED]
-    for cubin, entry in zip(COMMITTED, entries):
+    for cubin, entry in zip(COMMITTED, entries, strict=True):
         shutil.copyfile(cubin, folder / entry["file"])
     (folder / "sm_90a" / "old.cubin").write_bytes(b"old")
     manifest = {"version": 1, "compiler": "none", "kernels": entries}

@@ -309,7 +309,7 @@ def fresh(wheel, tmp_path):
         archive.extractall(site)
     (project / "fresh").mkdir(parents=True)
     cubins = sorted((ROOT / "tests" / "data").glob("vec_add.*.cubin"))
-    for name, cubin in zip(("one.cubin", "two.cubin"), cubins):
+    for name, cubin in zip(("one.cubin", "two.cubin"), cubins, strict=False):
         shutil.copyfile(cubin, project / name)
     environment = {**os.environ, "PYTHONPATH": str(site)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

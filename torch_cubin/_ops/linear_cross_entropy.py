@@ -147,10 +147,12 @@ class _LinearCrossEntropy(transforms.SingleLevelFunction):
             if grad.dtype not in ctx.grad_dtypes:  # the loss may have any
                 grad = grad.to(ctx.grad_dtypes[0])
             if made is not None and not (torch.is_grad_enabled() or transformed):
-                results = [_scaled(x, grad) if need else None for x, need in zip(made, needs)]
+                results = [
+                    _scaled(x, grad) if need else None for x, need in zip(made, needs, strict=True)
+                ]
             else:
                 found = backward(grad, *ctx.saved_tensors, *ctx.options, *needs)
-                results = [x if need else None for x, need in zip(found, needs)]
+                results = [x if need else None for x, need in zip(found, needs, strict=True)]
         of_input, of_weight, of_bias = results
         nothing = (None,) * (len(ctx.needs_input_grad) - 5)
         return None, of_input, of_weight, None, of_bias, *nothing

@@ -155,7 +155,10 @@ def _composed_gradients(
     ended = autograd.recomputations.ended
     out = _composed(inputs, *gating)
     if autograd.recomputations.ended != ended:  # out has no graph, and nobody reads these
-        return [torch.zeros_like(x) if needed else None for x, needed in zip(tensors, needs)]
+        return [
+            torch.zeros_like(x) if needed else None
+            for x, needed in zip(tensors, needs, strict=True)
+        ]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return [next(found) if needed else None for needed in needs]
 

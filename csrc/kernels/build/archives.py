@@ -76,7 +76,7 @@ def write_archives(
         joined = (b"".join(data[entry["file"]] for entry in part) for part in parts)
         packed = list(pool.map(compress, joined))
     archives = []
-    for index, (part, content) in enumerate(zip(parts, packed)):
+    for index, (part, content) in enumerate(zip(parts, packed, strict=True)):
         name = f"{part[0]['arch']}/kernels_{index:03}.lzma"
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_bytes(content)
