@@ -30,7 +30,7 @@ def copy_parts(graph: torch.fx.Graph) -> bool:
     that an op of ours writes to."""
     copied = False
     for node in list(graph.nodes):
-        if node.op != "call_function" or not callable(getattr(node.target, "name", None)):
+        if op_of(node) is None:
             continue
         for operand, align in list(_operands(node)):
             if _is_part(operand, align):
@@ -43,7 +43,14 @@ def copy_parts(graph: torch.fx.Graph) -> bool:
     return copied
 
 
-def _declared(name: str) -> Any:
+def op_of(node: Node) -> Any:
+    """The op that a node calls, also one that writes to its arguments; None for other nodes."""
+    if node.op != "call_function" or not callable(getattr(node.target, "name", None)):
+        return None
+    return node.args[0] if node.target.name() == _WRITING else node.target
+
+
+def declared(name: str) -> Any:
     module: Any = sys.modules.get("torch_cubin._declared.op")  # most processes have none
     return None if module is None else module.find(name)
 
@@ -51,10 +58,10 @@ def _declared(name: str) -> Any:
 def _operands(node: Node) -> Iterator[tuple[Node, int]]:
     """The operands of a declared op, and the alignment of their patterns in bytes."""
     if node.target.name() == _WRITING:
-        op = _declared(node.args[0].name())
+        op = declared(node.args[0].name())
         values = {} if op is None else node.kwargs
     else:
-        op = _declared(node.target.name())
+        op = declared(node.target.name())
         values = {} if op is None else op._signature.bind(node.args, node.kwargs)
     for name, value in values.items():
         align = op.contract["tensors"].get(name, {}).get("align")
@@ -67,7 +74,7 @@ def _bases(node: Node) -> Iterator[Node]:
     """What an op of ours, declared or built in, writes to."""
     if node.target.name() == _WRITING:
         name = node.args[0].name()
-        if name.startswith("cubin::") or _declared(name) is not None:
+        if name.startswith("cubin::") or declared(name) is not None:
             yield from node.kwargs["_all_bases"]
 
 

@@ -222,6 +222,17 @@ def can_fold() -> bool:
     return None not in (_find_sort(), _find_trace())
 
 
+def misreads_dtypes() -> bool:
+    """Whether AOTInductor makes a package whose calls of other libraries' operators get dtypes by
+    wrong numbers, as before torch 2.12."""
+    version = torch.torch_version.TorchVersion(torch.__version__)
+    return version < "2.12" and bool(_virtualized().aot_compilation)
+
+
+def _virtualized() -> Any:
+    return INDUCTOR.find("_inductor.virtualized.V", None)
+
+
 def _find_sort() -> Any:
     return INDUCTOR.find("_inductor.pattern_matcher.stable_topological_sort", None)
 

@@ -1,0 +1,100 @@
+"""Dtypes in packages of AOTInductor that torch 2.11 makes, which reads them by wrong numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor.virtualized import V
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import torch_cubin
+from torch_cubin._inductor import dtypes, fold, parts
+from torch_cubin._pytorch import inductor
+
+ops = torch.ops.cubin
+X = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def misread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "misreads_dtypes", lambda: True)
+
+
+def dtypes_in(function: Callable[..., Any], *args: torch.Tensor) -> list[Any]:
+    """The dtypes that ops of ours get in the function's graph after the pass, whose results are
+    compared."""
+    graph = make_fx(function, tracing_mode="symbolic")(*args)
+    fold.fold(graph.graph)
+    graph.recompile()
+    torch.testing.assert_close(graph(*args), function(*args), rtol=0, atol=0)
+    values = [
+        value
+        for node in graph.graph.nodes
+        if getattr(node.target, "namespace", "") == "cubin"
+        for value in (*node.args, *node.kwargs.values())
+    ]
+    return [value for value in values if isinstance(value, torch.dtype)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("wanted", [None, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("op", [ops.softmax, ops.log_softmax], ids=str)
+def test_softmax_has_its_rows_dtype(op: Any, wanted: Any, dtype: torch.dtype) -> None:
+    if wanted is None or wanted.itemsize > dtype.itemsize:
+        assert dtypes_in(lambda x: op(x, 0, wanted), X.to(dtype)) == []
+
+
+def test_defaults_are_omitted() -> None:
+    def products(x: torch.Tensor, data: torch.Tensor, scale: torch.Tensor) -> list[torch.Tensor]:
+        rows, of_rows = ops.quantize(x, 1, dtype=torch.float8_e4m3fn)
+        scaled = ops.scaled_matmul(
+            *(rows, data.t(), of_rows, 1, scale.t(), 1), output_dtype=torch.bfloat16
+        )
+        return [scaled, ops.syrk(x, out_dtype=torch.float32)]
+
+    assert dtypes_in(products, X, *ops.quantize(X, 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (lambda x: ops.syrk(x.bfloat16(), out_dtype=torch.float32), "syrk .* 'out_dtype'"),
+        (lambda x: ops.quantize(x, 1, dtype=torch.float8_e5m2), "quantize .* 'dtype'"),
+        (lambda x: ops.cross_entropy(x, x[:, 0].long() * 0), "cross_entropy .* 'dtype'"),
+    ],
+    ids=["syrk", "quantize", "cross_entropy"],
+)
+def test_other_dtypes_are_refused(function: Any, problem: str) -> None:
+    graph = make_fx(function, tracing_mode="symbolic")(X)
+    with pytest.raises(torch_cubin.Error, match=rf"\[input\]: cubin::{problem}.* torch 2.12"):
+        fold.fold(graph.graph)
+
+
+@torch.library.custom_op("test_aot_dtypes::declared", mutates_args=())
+def declared(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype)
+
+
+@declared.register_fake
+def _(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype)
+
+
+def test_declared_ops_are_refused_but_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = make_fx(lambda x: declared(x, torch.float16), tracing_mode="symbolic")(X).graph
+    assert not dtypes.omit_defaults(graph)
+    monkeypatch.setattr(parts, "declared", lambda name: name == "test_aot_dtypes::declared")
+    with pytest.raises(torch_cubin.Error, match="test_aot_dtypes::declared .* got float16"):
+        dtypes.omit_defaults(graph)
+
+
+def test_only_packages_of_torch_before_2_12(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for version, wrong in (("2.11.0+cu130", True), ("2.12.1", False), ("2.13.0+cpu", False)):
+        monkeypatch.setattr(torch, "__version__", version)
+        assert not inductor.misreads_dtypes()
+        with V.set_aot_compilation(True):
+            assert inductor.misreads_dtypes() == wrong
