@@ -58,11 +58,11 @@ _modes = _Modes()
 
 def call_below_autograd(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls `op` without recording a graph at this level, so that outer levels still see it."""
-    with transforms.below_autograd():
-        if not transforms.transforms_active():
+    if not transforms.transforms_active():
+        with transforms.below_autograd():
             return op(*args, **kwargs)
-        with _outer_levels():
-            return op(*args, **kwargs)
+    with transforms.below_autograd(), _outer_levels():
+        return op(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -172,6 +172,8 @@ def _sum_to(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _grad_of_self(grad: Tensor, other: Tensor, shape: Sequence[int]) -> Tensor:
     """Gradient of matmul's first argument, of that shape."""
+    if other.dim() == 2 and grad.dim() == len(shape):  # nothing was broadcast
+        return matmul(grad, other.mT)
     if other.dim() == 1:
         return grad.unsqueeze(-1) * other
     if len(shape) == 1 and other.dim() > 2:
@@ -181,6 +183,8 @@ def _grad_of_self(grad: Tensor, other: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _grad_of_other(grad: Tensor, self: Tensor, shape: Sequence[int]) -> Tensor:
     """Gradient of matmul's second argument, of that shape."""
+    if len(shape) == 2 and self.dim() == 2:
+        return matmul(self.mT, grad)
     if len(shape) == 1:
         return grad * self if self.dim() == 1 else matmul(_rows(self).mT, grad.reshape(-1))
     if self.dim() == 1:
