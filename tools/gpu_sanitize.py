@@ -36,7 +36,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PRINTED = 100  # reports of a scenario: the --print-limit of tests/gpu/run_child.py
 # Files that mostly compile, run sanitizers themselves, lose contexts, or need all GPU memory.
 SKIPPED = (
     *("aoti", "cpp", "define_op_torch", "examples", "faults", "huge", "limits", "memory"),
@@ -136,11 +135,6 @@ def run(
     return output.read_text(), cut_off
 
 
-def is_cut_off(output: str) -> bool:
-    """Whether a tool may have had more reports than it prints (run_child.py)."""
-    return any(int(count) >= PRINTED for count in re.findall(r"SUMMARY: (\d+)", output))
-
-
 def run_kernels(processes: int, seconds: float) -> int:
     """Joins what the record lacks into it."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -190,7 +184,9 @@ def run_kernels(processes: int, seconds: float) -> int:
                 # Not what a call of PyTorch's or a copy happened to run.
                 mine = [name for name in done.kernels if re.search(scenario.kernels, name)]
                 ran = {name: kernels[name] for name in mine if name in kernels}
-                if is_cut_off(done.output):  # a kernel that is not named may have been next
+                if sanitized.is_cut_off(
+                    done.output
+                ):  # a kernel that is not named may have been next
                     ran = {name: cubin for name, cubin in ran.items() if name in named}
                     failed.append(f"{label}: more reports than are printed")
                 sanitized.join(record, about, tool, ran, named)

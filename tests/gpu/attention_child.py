@@ -26,9 +26,9 @@ def _near(ours: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> bool:
     return torch.allclose(ours, want, rtol=LIMITS[dtype], atol=LIMITS[dtype] * most)
 
 
-def _both(args, grad, options) -> list[torch.Tensor]:
+def _both(args, grad, options, between=lambda *outputs: outputs) -> list[torch.Tensor]:
     with torch.no_grad():
-        out, logsumexp = torch.ops.cubin.attention_forward(*args, **options)
+        out, logsumexp = between(*torch.ops.cubin.attention_forward(*args, **options))
         grads = torch.ops.cubin.attention_backward(grad, *args, out, logsumexp, **options)
     return [out, logsumexp, *grads]
 

@@ -246,8 +246,8 @@ def run(
                 return Result(missing="compute-sanitizer is not installed")
             # Every tensor is its own allocation: a read past its end faults.
             environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-            options = ["--tool", arguments[0], "--error-exitcode", "86", "--print-limit", "100"]
-            options += ["--show-backtrace", "no"]
+            options = ["--tool", arguments[0], "--error-exitcode", "86", "--show-backtrace", "no"]
+            options += ["--print-limit", str(sanitized.PRINTED)]
             if arguments[0] == "initcheck":
                 # It does not follow what the TMA writes, so it would report copies to the host,
                 # which compare whole results.

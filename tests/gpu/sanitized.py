@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 RECORD = "tests/gpu/last_sanitized.json"
 TOOLS = ("memcheck", "synccheck", "initcheck", "racecheck")  # the slowest last
 DIGITS = 16  # of a cubin's sha256
+PRINTED = 100_000  # reports of a scenario, at most: run_child.py's --print-limit
 # Of these kernels, by parts of their names, a tool cannot follow the copies. racecheck: their
 # warps read sums that raw bulk copies bring, or weights that other warps store, meet, and one
 # thread of each arrives at the mbarrier; it takes the next copy or store to the slot for a race (it
@@ -144,7 +145,7 @@ def write(root: Path, record: dict[str, Any], kernels: dict[str, str]) -> None:
         at = {tool: moved[entry[tool]] for tool in TOOLS if tool in entry}
         lines.append(f"  {json.dumps(name)}: {json.dumps({'cubin': entry['cubin'], **at})}")
     reports = {
-        tool: {name: text for name, text in found.items() if not is_untracked(tool, name)}
+        tool: {k: text for k, text in found.items() if k in kernels and not is_untracked(tool, k)}
         for tool, found in record["reports"].items()
     }
     rest = {
@@ -179,6 +180,11 @@ def _description(record: dict[str, Any], kernels: dict[str, str]) -> str:
         parts.append(f"{tool} {seen} of {len(kernels) - without} ({found} with reports)")
     last = max(run["date"] for run in record["runs"])
     return f"Sanitizers, of {len(kernels)} kernels as they are built: {', '.join(parts)}; {last}"
+
+
+def is_cut_off(output: str) -> bool:
+    """Whether a tool may have had more reports than it prints."""
+    return any(int(count) >= PRINTED for count in re.findall(r"SUMMARY: (\d+)", output))
 
 
 def named_in(output: str, kernels: dict[str, str]) -> dict[str, str]:

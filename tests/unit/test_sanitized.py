@@ -68,6 +68,10 @@ def test_reports_stay_until_the_kernel_is_clean_or_another_one(tree: Path) -> No
     }
     add(tree, LATER, "memcheck", "gone")
     assert sanitized.read(tree)["reports"] == {"memcheck": {"sum": "Invalid read"}}
+    add(tree, LATER, "memcheck", "gone", gone="Invalid write")
+    build(tree, sum="1", finish_matmul_f32="2")
+    add(tree, LATER, "racecheck", "sum")
+    assert sanitized.read(tree)["reports"] == {"memcheck": {"sum": "Invalid read"}}
     build(tree, sum="6", gone="3")
     add(tree, LATER, "racecheck", "sum")
     assert sanitized.read(tree)["reports"] == {}
@@ -98,3 +102,9 @@ def test_every_built_kernel_has_a_scenario() -> None:
     assert [k for k in kernels if not any(re.search(p, k) for p in patterns)] == []
     for parts in sanitized.UNTRACKED.values():
         assert [part for part in parts if not any(part in name for name in kernels)] == []
+
+
+def test_a_summary_says_whether_reports_were_cut_off() -> None:
+    assert not sanitized.is_cut_off("========= ERROR SUMMARY: 99999 errors")
+    assert sanitized.is_cut_off("========= ERROR SUMMARY: 204800 errors")
+    assert sanitized.is_cut_off("========= RACECHECK SUMMARY: 100000 hazards displayed")
