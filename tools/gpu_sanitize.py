@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import datetime
 import json
 import os
@@ -36,6 +37,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+RACECHECKS = 8  # of a GPU at once: more of them only take longer
 # Files that mostly compile, run sanitizers themselves, lose contexts, or need all GPU memory.
 SKIPPED = (
     *("aoti", "cpp", "define_op_torch", "examples", "faults", "huge", "limits", "memory"),
@@ -154,18 +156,22 @@ def run_kernels(processes: int, seconds: float) -> int:
         "torch": torch.__version__,
         "sources": of_suite.source_hash(ROOT),
     }
-    work = [
-        (tool, scenario)
-        for tool in sanitized.TOOLS
-        for scenario in sanitized.SCENARIOS
-        if any(
-            re.search(scenario.kernels, name) for name in sanitized.missing(record, kernels, tool)
-        )
-    ]
-    failed = []
+    work = []
+    for tool in sanitized.TOOLS:
+        absent = sanitized.missing(record, kernels, tool)
+        may_add = {
+            scenario: sum(bool(re.search(scenario.kernels, name)) for name in absent)
+            for scenario in sanitized.SCENARIOS
+        }
+        first = sorted(may_add, key=lambda scenario: -may_add[scenario])
+        work += [(tool, scenario) for scenario in first if may_add[scenario]]
+    failed, turns = [], threading.Semaphore(RACECHECKS * len(gpus))
 
     def one(number: int) -> None:
-        tool, scenario = work[number]
+        with turns if work[number][0] == "racecheck" else contextlib.nullcontext():
+            watch(number, *work[number])
+
+    def watch(number: int, tool: str, scenario: sanitized.Scenario) -> None:
         left, began = ends - time.monotonic(), time.monotonic()
         if left < 5:
             failed.append(f"{tool} {scenario.name}: no time left")
@@ -184,9 +190,7 @@ def run_kernels(processes: int, seconds: float) -> int:
                 # Not what a call of PyTorch's or a copy happened to run.
                 mine = [name for name in done.kernels if re.search(scenario.kernels, name)]
                 ran = {name: kernels[name] for name in mine if name in kernels}
-                if sanitized.is_cut_off(
-                    done.output
-                ):  # a kernel that is not named may have been next
+                if sanitized.is_cut_off(done.output):  # one that is not named may be next
                     ran = {name: cubin for name, cubin in ran.items() if name in named}
                     failed.append(f"{label}: more reports than are printed")
                 sanitized.join(record, about, tool, ran, named)

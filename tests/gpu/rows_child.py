@@ -21,6 +21,7 @@ ROWS = 5
 # One element, rows that begin anywhere, lanes of a warp, a warp, a block, clusters, several passes.
 COLUMNS = (1, 7, 64, 100, 128, 264, 512, 768, 1001, 1024, 1480, 2040, 4096, 5120, 8192, 12289,
            16384, 24000, 50257, 65544, 131072, 262144)  # fmt: skip
+LONG = (50257, 131072, 262144)  # half of racecheck's time, by kernels that others of these take
 # More rows than norms' gradients count as few, of few and of many columns.
 MORE_ROWS = ((4100, 264), (4100, 768), (4100, 1024), (1030, 4096), (260, 16392), (40, 131072))
 SUMS = ((3, 64), (600, 72), (600, 7), (5000, 264))  # rows that one block, clusters and parts add
@@ -77,8 +78,10 @@ def _losses(rows: int, columns: int, dtype: torch.dtype) -> Iterator[Call]:
         yield _loss, [x, target, of_class, reduction, -100, smoothing, dtype]
 
 
-def calls(dtype: torch.dtype) -> Iterator[Call]:
+def calls(dtype: torch.dtype, tool: str) -> Iterator[Call]:
     for columns in COLUMNS:
+        if tool == "racecheck" and columns in LONG:
+            continue
         yield from _norms(ROWS, columns, dtype)
         yield from _softmaxes(ROWS, columns, dtype)
         if columns > 1:
@@ -99,8 +102,13 @@ def _scaled(out: Tensor, factor: Tensor) -> Tensor:
 
 def _differs(found: Tensor, right: Tensor, tolerance: float) -> bool:
     found, right = found.cpu().double(), right.double()
-    limit = tolerance * max(right.norm().item(), right.numel() ** 0.5)
-    return found.shape != right.shape or not (found - right).norm().item() <= limit
+    if found.shape != right.shape:
+        return True
+    infinite = right.isinf()  # sums of squares that float16 does not hold
+    rest = torch.where(infinite, 0, right)
+    limit = tolerance * max(rest.norm().item(), right.numel() ** 0.5)
+    same = torch.equal(found[infinite], right[infinite])
+    return not same or not torch.where(infinite, 0, found - right).norm().item() <= limit
 
 
 def rows_sanitize(tool: str, name: str) -> dict:
@@ -111,7 +119,7 @@ def rows_sanitize(tool: str, name: str) -> dict:
     torch.manual_seed(0)
     scaled = _scaled, [_rows(9, 1001, dtype), torch.tensor(0.5, dtype=dtype)]
     with torch.no_grad(), torch_cubin.install(policy="all"):
-        for op, args in [*calls(dtype), scaled]:
+        for op, args in [*calls(dtype, tool), scaled]:
             moved = [each.cuda() if isinstance(each, Tensor) else each for each in args]
             found, right = op(*moved), op(*args)
             if isinstance(found, Tensor):
