@@ -335,6 +335,23 @@ def test_row_parallel_linear() -> None:
             torch_cubin.row_parallel_linear(*arguments, parts=parts)
 
 
+def test_autocast_rounds_no_sums() -> None:
+    """Of parts of K, which become one row of 16 bits; and of gradients that accumulate."""
+    draw = torch.Generator().manual_seed(4)
+    x, weight, grad = (torch.randn(n, 512, generator=draw) for n in (16, 24, 16))
+    given = x.bfloat16(), weight.bfloat16()
+    wanted = torch_cubin.row_parallel_linear(*given, parts=8)
+    main = [torch.zeros(512, 512) for _ in range(2)]
+    torch_cubin.accumulate_weight_gradient(main[0], grad, x, tokens=8)
+    with torch.autocast("cpu", torch.bfloat16):
+        for operands in ((x, weight), given, (x.bfloat16(), weight)):
+            out = torch_cubin.row_parallel_linear(*operands, parts=8)
+            assert out.dtype == torch.bfloat16
+            assert torch.equal(out, wanted)
+        torch_cubin.accumulate_weight_gradient(main[1], grad, x, tokens=8)
+    assert torch.equal(*main)
+
+
 def test_audit_of_our_own_ops() -> None:
     x = torch.randn(4, 8)
     with torch_cubin.audit() as found:

@@ -42,6 +42,12 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
     return value.to(dtype)
 
 
+def cast(value: torch.Tensor) -> torch.Tensor:
+    """An operand as autocast, which is on, gives it to an op."""
+    device_type = value.device.type
+    return _cast(value, device_type, torch.get_autocast_dtype(device_type))
+
+
 def _cast_now(value: Any, device_type: str, dtype: torch.dtype) -> Any:
     return value.to(dtype) if _is_cast(value, device_type) else value
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_cubin import errors
-from torch_cubin._ops import checks
+from torch_cubin._ops import autocast, checks
 from torch_cubin._ops.batch_invariant import batch_invariant
 
 _NAME = "row_parallel_linear"
@@ -54,6 +54,8 @@ def row_parallel_linear(
     ``install(batch_invariant=True, tensor_parallel=4)`` does this for models that
     ``parallelize_module`` divides.
 
+    Under autocast operands are cast to its dtype, which the result has, as F.linear does.
+
     Args:
         input: (..., K), of this rank's columns.
         weight: (N, K), of this rank's columns, of input's dtype.
@@ -76,6 +78,8 @@ def row_parallel_linear(
             "argument 'weight'", "cannot be cut into equal parts", f"K a multiple of {own}",
             str(weight.shape[1]),
         )  # fmt: skip
+    if torch.is_autocast_enabled(input.device.type):  # else it would round the sums of each part
+        input, weight = (autocast.cast(each) for each in (input, weight))
     partial = summed_parts(input.reshape(-1, input.shape[-1]), weight.t(), own)
     total = tree(partial if group is None else _Gather.apply(partial, group))
     if bias is not None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch_cubin import errors
 from torch_cubin._ops import checks
 from torch_cubin._ops.batch_invariant import batch_invariant
+from torch_cubin._pytorch import dispatch_keys
 
 _NAME = "torch_cubin.accumulate_weight_gradient"
 # Cuts are then at multiples of 16 bytes, where kernels add alike.
@@ -22,7 +23,8 @@ def accumulate_weight_gradient(
 
     Each chunk is summed from zero, and added to ``main_grad`` in the order of the tokens. So a
     batch gives the same bits whole or cut into several calls, wherever the cuts are multiples of
-    ``tokens``, for losses that are sums or that are scaled by powers of two.
+    ``tokens``, for losses that are sums or that are scaled by powers of two. Under autocast, too,
+    operands keep their dtype.
 
     Args:
         main_grad: (N, K) of float32 (float64 for operands of float64), contiguous; it is written.
@@ -54,7 +56,7 @@ def accumulate_weight_gradient(
             "Cut batches at multiples, and pass last=True where the batch ends.",
         )  # fmt: skip
     rows = [each.reshape(count, each.shape[-1]).split(tokens) for each in (grad, input)]
-    with batch_invariant():
+    with batch_invariant(), dispatch_keys.without_autocast():
         for chunk, own in zip(*rows, strict=True):
             torch.ops.cubin.addmm_into(main_grad, chunk.t(), own)
 
