@@ -19,6 +19,7 @@ from declared import (
     small,
     vec_add,
 )
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, jacrev, jvp, vmap
 
@@ -49,6 +50,16 @@ def declarative() -> torch_cubin.Op:
 # --- graphs, threads, definitions ---
 
 
+def replays_of_two_sums(graph: torch.cuda.CUDAGraph, x: Tensor, y: Tensor, out: Tensor) -> None:
+    """The kernels live on without the op."""
+    gc.collect()
+    for _ in range(3):
+        x.copy_(small(1000))
+        out.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(out, x + 2 * y)
+
+
 @pytest.mark.parametrize("first", ["eager", "captured"])
 def test_cuda_graphs(first: str) -> None:
     op = vec_add()
@@ -62,12 +73,7 @@ def test_cuda_graphs(first: str) -> None:
     with torch.cuda.graph(graph):
         out = op(op(x, y), y)
     del op
-    gc.collect()
-    for _ in range(3):
-        x.copy_(small(1000))
-        out.fill_(math.nan)
-        graph.replay()
-        assert torch.equal(out, x + 2 * y)
+    replays_of_two_sums(graph, x, y, out)
 
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
@@ -82,12 +88,7 @@ def test_a_first_call_inside_a_capture(mode: str) -> None:
             op(x, y[:999])
         out = op(out, y)
     del op
-    gc.collect()
-    for _ in range(3):
-        x.copy_(small(1000))
-        out.fill_(math.nan)
-        graph.replay()
-        assert torch.equal(out, x + 2 * y)
+    replays_of_two_sums(graph, x, y, out)
 
 
 @pytest.mark.child("declared_slots")

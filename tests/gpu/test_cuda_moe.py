@@ -148,7 +148,8 @@ def test_gradients_of_saved_tensors_that_hooks_moved(dtype, generator: torch.Gen
         assert off <= 0.01 * size
 
 
-def test_gradients_in_a_graph_serve_other_ids(generator: torch.Generator) -> None:
+@pytest.mark.parametrize("recipe", [None, "block"])
+def test_gradients_in_a_graph_serve_other_ids(recipe, generator: torch.Generator) -> None:
     sizes = (64, *SMALL)
     args = layer(sizes, torch.bfloat16, generator)
     args[2] = args[2].nan_to_num(0.5)  # other ids are skipped later
@@ -156,7 +157,7 @@ def test_gradients_in_a_graph_serve_other_ids(generator: torch.Generator) -> Non
     wanted, grad = [x for x in inputs if x.requires_grad], torch.randn_like(args[0])
 
     def step() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(torch_cubin.moe(*inputs), wanted, grad)
+        return torch.autograd.grad(torch_cubin.moe(*inputs, recipe=recipe), wanted, grad)
 
     step()
     torch.cuda.synchronize()

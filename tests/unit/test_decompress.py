@@ -175,28 +175,30 @@ def test_claimed_sizes_are_not_allocated(tmp_path: Path) -> None:
     refused("zstd", frame(tiny, block(0, 1, b"a"), size=1), 1, tmp_path, "too many blocks")
 
 
-@pytest.mark.skipif(ZSTD is None, reason="needs the zstd program, found none")
-def test_zstd_survives_damage(tmp_path: Path) -> None:
+def damage_is_survived(kind: str, stored: bytes, size: int, folder: Path) -> None:
     """Every truncation is refused, and flipped bits give an error or other bytes of that size."""
     random.seed(7)
-    data = (real_cubins.DATA / "several.sm_90a.cuda130.cubin").read_bytes()
-    command = [ZSTD, "-19", "-q", "-c", "--no-check"]
-    stored = subprocess.run(command, input=data, capture_output=True, check=True).stdout
-    commands, out = [], tmp_path / "plain"
+    commands, out = [], folder / "plain"
     for number in range(600):
         damaged = bytearray(stored)
         for _ in range(random.randrange(1, 4)):
             damaged[random.randrange(len(stored))] ^= 1 << random.randrange(8)
-        path = tmp_path / str(number)
+        path = folder / str(number)
         path.write_bytes(stored[: number * len(stored) // 600] if number % 2 else damaged)
-        commands.append(("decompress", "zstd", path, len(data), out))
+        commands.append(("decompress", kind, path, size, out))
     lines = cubin_check.run(*commands)
     assert len(lines) == 600
     for number, line in enumerate(lines):
-        if number % 2:
+        if number % 2 or line != "done":
             assert json.loads(line)["error"]["tag"] == "image"
-        else:
-            assert line == "done" or json.loads(line)["error"]["tag"] == "image"
+
+
+@pytest.mark.skipif(ZSTD is None, reason="needs the zstd program, found none")
+def test_zstd_survives_damage(tmp_path: Path) -> None:
+    data = (real_cubins.DATA / "several.sm_90a.cuda130.cubin").read_bytes()
+    command = [ZSTD, "-19", "-q", "-c", "--no-check"]
+    stored = subprocess.run(command, input=data, capture_output=True, check=True).stdout
+    damage_is_survived("zstd", stored, len(data), tmp_path)
 
 
 def lzma_pack(data: bytes, **options: int) -> bytes:
@@ -238,17 +240,4 @@ def test_lzma_refuses_damage(tmp_path: Path) -> None:
     refused("lzma", stored[:13] + b"\1" + stored[14:], size, tmp_path, "first byte is not zero")
     refused("lzma", stored[:14] + b"\xff" * 9, size, tmp_path, "first number is too large")
     refused("lzma", stored, 1 << 40, tmp_path, "too few for their size")
-    random.seed(11)
-    commands, out = [], tmp_path / "plain"
-    for number in range(600):
-        damaged = bytearray(stored)
-        for _ in range(random.randrange(1, 4)):
-            damaged[random.randrange(len(stored))] ^= 1 << random.randrange(8)
-        path = tmp_path / str(number)
-        path.write_bytes(stored[: number * len(stored) // 600] if number % 2 else damaged)
-        commands.append(("decompress", "lzma", path, size, out))
-    for number, line in enumerate(cubin_check.run(*commands)):
-        if line != "done":
-            assert json.loads(line)["error"]["tag"] == "image"
-        else:
-            assert number % 2 == 0, "accepted what was cut"
+    damage_is_survived("lzma", stored, size, tmp_path)

@@ -23,6 +23,21 @@ def command(name: str) -> list[str]:
     return shlex.split(line.replace("NAME", name))
 
 
+def assembled(folder: Path, options: list[str], made: Path, committed: bytes) -> bytes:
+    """What nvcc makes with these options, if it is of the release that made the committed image:
+    another one may write other code for the same source."""
+    compiler = real_cubins.nvcc()
+    if compiler is None:
+        pytest.skip("needs nvcc")
+    release = RELEASE.search(committed)
+    assert release, "the image does not say what made it"
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    if release[1] not in re.findall(rb"\bV([\d.]+)", version):
+        pytest.skip(f"needs nvcc {release[1].decode()}, which made the image")
+    subprocess.run([compiler, *options, made], cwd=folder, check=True)
+    return made.read_bytes()
+
+
 def test_every_source_has_its_cubin() -> None:
     assert NAMES
     assert {path.name for path in KERNELS.glob("*.cubin")} == {f"{n}.sm_90a.cubin" for n in NAMES}
@@ -30,21 +45,10 @@ def test_every_source_has_its_cubin() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cubin_is_of_its_source(name: str, tmp_path: Path) -> None:
-    compiler = real_cubins.nvcc()
-    if compiler is None:
-        pytest.skip("needs nvcc")
     _, *options, target = command(name)
     committed = (KERNELS / target).read_bytes()
-    # A cubin says which ptxas made it. Another release may write other code for the same source.
-    release = RELEASE.search(committed)
-    assert release, "the cubin does not say what made it"
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    if release[1] not in re.findall(rb"\bV([\d.]+)", version):
-        pytest.skip(f"needs nvcc {release[1].decode()}, which made the cubin")
-
-    made = tmp_path / target
-    subprocess.run([compiler, *options, made], cwd=KERNELS, check=True)
-    assert made.read_bytes() == committed, f"make it again: cd {KERNELS}; {' '.join(command(name))}"
+    found = assembled(KERNELS, options, tmp_path / target, committed)
+    assert found == committed, f"make it again: cd {KERNELS}; {' '.join(command(name))}"
     # The source says the same command, where it says one.
     for said in re.findall(r"nvcc -cubin .*", (KERNELS / f"{name}.cu").read_text()):
         assert said == " ".join(command(name))
@@ -53,9 +57,6 @@ def test_cubin_is_of_its_source(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", sorted(CPP.glob("*.cu")), ids=lambda path: path.stem)
 def test_image_of_a_cpp_example_is_of_its_source(source: Path, tmp_path: Path) -> None:
     """By the line in the source; what became an array in C++ is read back from there."""
-    compiler = real_cubins.nvcc()
-    if compiler is None:
-        pytest.skip("needs nvcc")
     (line,) = re.findall(r"nvcc (-.*)", source.read_text())
     *options, target = shlex.split(line)
     array = CPP.parent / f"{source.stem}_sm90a.cubin.cpp"
@@ -64,11 +65,5 @@ def test_image_of_a_cpp_example_is_of_its_source(source: Path, tmp_path: Path) -
         committed = bytes(int(number, 16) for number in numbers.split(","))
     else:
         committed = (CPP / target).read_bytes()
-    release = RELEASE.search(committed)
-    assert release, "the image does not say what made it"
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    if release[1] not in re.findall(rb"\bV([\d.]+)", version):
-        pytest.skip(f"needs nvcc {release[1].decode()}, which made the image")
-    made = tmp_path / target
-    subprocess.run([compiler, *options, made], cwd=CPP, check=True)
-    assert made.read_bytes() == committed, f"make it again: cd {CPP}; nvcc {line}"
+    found = assembled(CPP, options, tmp_path / target, committed)
+    assert found == committed, f"make it again: cd {CPP}; nvcc {line}"
