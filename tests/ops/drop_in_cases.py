@@ -6,12 +6,14 @@ results of all kernels are compared bit by bit.
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from recorded_ops import RecordedOps
 
 import torch_cubin
 
@@ -25,17 +27,7 @@ def integers(*shape: int, dtype=torch.float32, device="cpu", seed: int = 0) -> t
     return values.to(device=device, dtype=dtype)
 
 
-class Ops(TorchDispatchMode):
-    """The names of the operators that ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.name().split(".")[0])
-        return func(*args, **(kwargs or {}))
-
+class Ops(RecordedOps):
     def cubin(self) -> int:
         return sum(name.startswith("cubin::") for name in self.names)
 
@@ -50,6 +42,26 @@ def run(call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Ops, torch_cubi
     with torch_cubin.drop_in(), Ops() as ops:
         result = call()
     return result, ops, torch_cubin.report()
+
+
+@contextlib.contextmanager
+def another_thread_inside() -> Iterator[None]:
+    """Another thread is inside drop_in() meanwhile."""
+    inside, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with torch_cubin.drop_in():
+            inside.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert inside.wait(60)
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def same(result: torch.Tensor, expected: torch.Tensor) -> None:

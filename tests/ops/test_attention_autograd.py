@@ -22,8 +22,8 @@ from ops.attention_samples import (
 )
 from ops.samples import DTYPES, assert_near
 from ops.test_attention_semantics import OPTIONS, near, option_id, with_tensors
-from ops.test_autograd import Calls
 from ops.test_transforms import TRANSFORMS
+from recorded_ops import RecordedOps
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -235,12 +235,12 @@ def test_only_what_requires_grad_gets_one(wanted, second_order, device):
     args = make_qkv(CROSS, device)
     for arg, need in zip(args, wanted, strict=True):
         arg.requires_grad_(bool(need))
-    with Calls() as calls:
+    with RecordedOps() as calls:
         out = attention(*args)
         out.sin().sum().backward(create_graph=second_order)
     assert [arg.grad is not None for arg in args] == [bool(need) for need in wanted]
     if not second_order:
-        names = [name for name, *_ in calls.seen]
+        names = [name for name, *_ in calls.ours]
         assert names == ["_attention_forward_autograd", "_attention_backward"]
     wide = [arg.detach().double().requires_grad_(arg.requires_grad) for arg in args]
     given = [arg for arg in wide if arg.requires_grad]
@@ -254,9 +254,9 @@ def test_only_what_requires_grad_gets_one(wanted, second_order, device):
 def test_no_autograd_graph_without_grad_mode(device):
     args = make_qkv(CROSS, device, requires_grad=True)
     for mode in (torch.no_grad, torch.inference_mode):
-        with mode(), Calls() as calls:
+        with mode(), RecordedOps() as calls:
             assert not attention(*args).requires_grad
-        assert [name.lstrip("_") for name, *_ in calls.seen] == ["scaled_dot_product_attention"]
+        assert [name.lstrip("_") for name, *_ in calls.ours] == ["scaled_dot_product_attention"]
     detached = [arg.detach() for arg in args]
     assert not attention(*detached).requires_grad
     out, logsumexp = ops.attention_forward(*args)
@@ -448,10 +448,10 @@ def test_nested_and_selective_checkpointing(device):
     assert_near(torch.autograd.grad(out.sum(), args), expected)
     saved = [ops._attention_forward_autograd.default]  # what a policy sees of the public op
     contexts = functools.partial(create_selective_checkpoint_contexts, saved)
-    with Calls() as calls:
+    with RecordedOps() as calls:
         out = checkpoint(block, *args, use_reentrant=False, context_fn=contexts)
         assert_near(torch.autograd.grad(out.sum(), args), expected)
-    assert [name for name, *_ in calls.seen].count("_attention_forward_autograd") == 2
+    assert [name for name, *_ in calls.ours].count("_attention_forward_autograd") == 2
 
 
 def test_saved_tensors_hooks_and_in_place_changes(device):

@@ -19,7 +19,7 @@ from ops.attention_samples import (
     stock,
 )
 from ops.samples import DTYPES
-from torch.utils._python_dispatch import TorchDispatchMode
+from recorded_ops import RecordedOps
 
 # Of out, relative to the largest element: weights in 16 bits are rounded once more than in torch.
 LIMITS = {
@@ -59,16 +59,9 @@ def check(args, *rest, **options) -> None:
 
 def attention_kernels(call) -> set[str]:
     """Those of PyTorch's attention that the call runs."""
-
-    class Ops(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            names.add(func.name().split(".")[0])
-            return func(*args, **(kwargs or {}))
-
-    names: set[str] = set()
-    with torch.no_grad(), Ops():
+    with torch.no_grad(), RecordedOps() as ops:
         call()
-    return {name for name in names if "attention" in name}
+    return {name for name in ops.names if "attention" in name}
 
 
 def test_the_reference_is_not_a_fused_kernel(device):

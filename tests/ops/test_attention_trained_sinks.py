@@ -7,8 +7,8 @@ import torch
 from ops.attention_samples import formula, kept_weights, make_qkv, ops
 from ops.samples import DTYPES
 from ops.test_attention_semantics import near
+from recorded_ops import RecordedOps
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_cubin._ops import attention_autograd, attention_compose
 from torch_cubin._ops.attention_checks import saved_dtype
@@ -220,22 +220,14 @@ def test_packed_sequences_with_trainable_slopes_are_refused(device):
 )
 def test_shapes_of_the_op_that_a_gpu_has(shape):
     """As a trace of backward() calls it: 16-bit types and float32 with gradients off."""
-    calls: list[str] = []
-
-    class Ops(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            calls.append(func.name())
-            return func(*args, **(kwargs or {}))
-
     heads = shape[-3] if len(shape) > 2 else 1
     for dtype in DTYPES:
         for mode in (torch.no_grad, torch.enable_grad):
-            calls.clear()
-            with FakeTensorMode(), mode(), Ops():
+            with FakeTensorMode(), mode(), RecordedOps() as found:
                 out = torch.empty(shape, device="cuda", dtype=dtype)
                 logsumexp = torch.empty(shape[:-1], device="cuda", dtype=saved_dtype(out))
                 sinks = torch.empty(heads, device="cuda")
                 grad = attention_autograd._gradient_of_sinks(out, out, logsumexp, sinks)
             assert (grad.shape, grad.dtype) == (sinks.shape, torch.float32)
             by_kernel = mode is torch.no_grad and dtype is not torch.float64
-            assert ("cubin::_attention_sinks_gradient" in calls) == by_kernel
+            assert ("cubin::_attention_sinks_gradient" in found.names) == by_kernel

@@ -16,8 +16,8 @@ from ops.attention_samples import (
 )
 from ops.samples import assert_near, make
 from ops.test_attention_semantics import near
-from ops.test_autograd import Calls
 from ops.test_vmap import BATCH, batched
+from recorded_ops import RecordedOps
 from torch.func import vmap
 
 CROSS = ((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 6))
@@ -73,13 +73,13 @@ def test_masks(kind, grad, device):
 def test_a_batch_is_one_call(device):
     args = samples(CROSS, (0, 0, None), device)
     for options in ({}, {"is_causal": True}, {"scale": 0.5}):
-        with Calls() as calls, torch.no_grad():
+        with RecordedOps() as calls, torch.no_grad():
             vmap(lambda *args: attention(*args, **options), (0, 0, None))(*args)  # noqa: B023
-        assert [name for name, *_ in calls.seen] == ["_scaled_dot_product_attention"]
+        assert [name for name, *_ in calls.ours] == ["_scaled_dot_product_attention"]
     slopes = torch.rand(3, device=device)
-    with Calls() as calls, torch.no_grad():
+    with RecordedOps() as calls, torch.no_grad():
         vmap(lambda *args: ops.attention_forward(*args, alibi_slopes=slopes), (0, 0, None))(*args)
-    assert len(calls.seen) == 1
+    assert len(calls.ours) == 1
 
 
 OPTIONS = [

@@ -20,8 +20,8 @@ from ops.samples import (
     matmul,
     reference_linear,
 )
+from recorded_ops import RecordedOps
 from torch.autograd import gradcheck, gradgradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 # A dimension of size 0 leaves numerical differentiation nothing to do; values are compared below.
@@ -83,30 +83,16 @@ def test_linear_gradients_as_torch(shapes, device):
     )
 
 
-class Calls(TorchDispatchMode):
-    """The ops of ours that run, with the shapes that they get."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "cubin":
-            shapes = [tuple(a.shape) for a in args if isinstance(a, torch.Tensor)]
-            self.seen.append((func._overloadpacket.__name__, *shapes))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)])
 def test_backward_computes_only_the_needed_gradients(wanted, device):
     a = make((2, 3), device, requires_grad=wanted[0])
     b = make((3, 4), device, requires_grad=wanted[1])
     out = matmul(a, b)
     assert len([t for t in out.grad_fn.saved_tensors if t is not None]) == sum(wanted)
-    with Calls() as calls:
+    with RecordedOps() as calls:
         out.sum().backward()
     products = [("_matmul", (2, 4), (4, 3))] * wanted[0] + [("_matmul", (3, 2), (2, 4))] * wanted[1]
-    assert calls.seen == products
+    assert calls.ours == products
     assert (a.grad is not None, b.grad is not None) == wanted
 
 
@@ -129,25 +115,25 @@ def test_linear_backward_computes_only_the_needed_gradients(wanted, device):
     shapes = ((2, 3), (4, 3), (4,))
     args = [make(s, device, requires_grad=bool(w)) for s, w in zip(shapes, wanted, strict=True)]
     out = linear(*args)
-    with Calls() as calls:
+    with RecordedOps() as calls:
         out.sum().backward()
-    assert len(calls.seen) == wanted[0] + wanted[1]
+    assert len(calls.ours) == wanted[0] + wanted[1]
     assert [arg.grad is not None for arg in args] == [bool(w) for w in wanted]
 
 
 def test_the_gradient_of_a_weight_is_one_product(device):
     x, w = make((5, 6, 3), device), make((3, 4), device, requires_grad=True)
-    with Calls() as calls:
+    with RecordedOps() as calls:
         matmul(x, w).sum().backward()
-    assert calls.seen[1:] == [("_matmul", (3, 30), (30, 4))]
+    assert calls.ours[1:] == [("_matmul", (3, 30), (30, 4))]
     w = make((1, 3, 4), device, requires_grad=True)
-    with Calls() as calls:
+    with RecordedOps() as calls:
         matmul(x, w).sum().backward()
-    assert calls.seen[1:] == [("_matmul", (3, 30), (30, 4))]
+    assert calls.ours[1:] == [("_matmul", (3, 30), (30, 4))]
     w = make((4, 3), device, requires_grad=True)
-    with Calls() as calls:
+    with RecordedOps() as calls:
         linear(x, w).sum().backward()
-    assert calls.seen[1:] == [("_matmul", (4, 30), (30, 3))]
+    assert calls.ours[1:] == [("_matmul", (4, 30), (30, 3))]
 
 
 def test_double_backward(device):
@@ -212,10 +198,10 @@ def test_nested_and_selective_checkpointing(device):
 
     saved = [torch.ops.cubin._matmul_autograd.default]  # what a policy sees of the public op
     contexts = functools.partial(create_selective_checkpoint_contexts, saved)
-    with Calls() as calls:
+    with RecordedOps() as calls:
         out = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
         assert_near(torch.autograd.grad(out.sum(), (x, w)), expected)
-    assert [name for name, *_ in calls.seen].count("_matmul_autograd") == 2  # none recomputed
+    assert [name for name, *_ in calls.ours].count("_matmul_autograd") == 2  # none recomputed
 
 
 def test_saved_tensors_hooks_and_in_place_changes(device):

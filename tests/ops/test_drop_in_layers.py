@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from drop_in_cases import integers, run, same
+from drop_in_cases import another_thread_inside, integers, run, same
 from torch.backends import mha
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -154,23 +154,9 @@ def test_a_drop_in_leaves_the_nested_tensors_of_other_threads_alone(name, device
     call = nested_calls(device)[name][1]
     with torch.inference_mode():
         expected = padded(call())
-    inside, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with torch_cubin.drop_in():
-            inside.set()
-            done.wait(60)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    try:
-        assert inside.wait(60)
+    with another_thread_inside(), torch.inference_mode():
         assert mha.get_fastpath_enabled()
-        with torch.inference_mode():
-            torch.testing.assert_close(padded(call()), expected, rtol=0, atol=0)
-    finally:
-        done.set()
-        holder.join()
+        torch.testing.assert_close(padded(call()), expected, rtol=0, atol=0)
 
 
 def test_threads_with_and_without_drop_in_are_interleaved(device) -> None:

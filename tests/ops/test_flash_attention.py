@@ -9,8 +9,8 @@ import torch
 import torch._inductor.config as inductor_config
 from ops.attention_samples import formula
 from ops.samples import ATEN_IS_CALLED, DTYPES, make
+from recorded_ops import RecordedOps
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils._python_dispatch import TorchDispatchMode
 
 flash_attention = torch.ops.cubin.flash_attention
 SCHEMA = (
@@ -100,19 +100,6 @@ def test_packed_keys_and_values(dtype, grad, device):
         assert torch.equal(dkv, torch.stack(expected[1:], 2))
 
 
-class _Arguments(TorchDispatchMode):
-    """What reaches the raw op."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[torch.Tensor, ...]] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "_attention_forward" in func.name():
-            self.seen.append(args[:3])
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("varlen", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
 def test_nothing_packed_is_copied(grad, varlen, device):
@@ -123,14 +110,14 @@ def test_nothing_packed_is_copied(grad, varlen, device):
         qkv, kv = (x.detach()[0].requires_grad_(grad) for x in (qkv, kv))
         offsets = cu_seqlens(device, 0, 2, 5)
         options = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
-    with _Arguments() as arguments:
+    with RecordedOps() as ops:
         flash_attention(qkv, **options)
         flash_attention(query, kv, **options)
 
     def place(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
 
-    of_qkv, of_kv = arguments.seen
+    of_qkv, of_kv = [args[:3] for op, args in ops.calls if "_attention_forward" in op.name()]
     assert [place(x) for x in of_qkv] == [place(qkv)] * 3
     assert [place(x) for x in of_kv] == [place(query), place(kv), place(kv)]
 

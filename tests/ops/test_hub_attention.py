@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ops.test_autograd import Calls
 from ops.test_huggingface import LAYERS, inputs, llama, padded
+from recorded_ops import RecordedOps
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_cubin
@@ -33,9 +33,9 @@ def test_a_model(hub_kernel, padding, device):
     results = []
     for name in (hub_kernel, "sdpa"):
         model.set_attn_implementation(name)
-        with Calls() as calls:
+        with RecordedOps() as calls:
             out = model(**given)
-        used = [op for op, *_ in calls.seen if op == "_attention_forward_autograd"]
+        used = [op for op, *_ in calls.ours if op == "_attention_forward_autograd"]
         assert len(used) == (LAYERS if name == hub_kernel else 0)
         model.zero_grad()
         out.loss.backward()

@@ -9,8 +9,7 @@ import sys
 
 import pytest
 import torch
-from ops.test_autograd import Calls
-from torch.utils._python_dispatch import TorchDispatchMode
+from recorded_ops import RecordedOps
 
 import torch_cubin
 
@@ -90,9 +89,9 @@ def test_logits_and_a_training_step_as_sdpa(build, padding, device):
     results = []
     for name in ("cubin", "sdpa"):
         model.set_attn_implementation(name)
-        with Calls() as calls:
+        with RecordedOps() as calls:
             out = model(**given)
-        used = [op for op, *_ in calls.seen if op == "_attention_forward_autograd"]
+        used = [op for op, *_ in calls.ours if op == "_attention_forward_autograd"]
         assert len(used) == (LAYERS if name == "cubin" else 0)
         model.zero_grad()
         out.loss.backward()
@@ -112,18 +111,10 @@ def test_training_with_dropout_runs(device):
     first.backward()
 
 
-class Softmaxes(TorchDispatchMode):
-    """PyTorch's own attention, however it is computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func)
-        if name.startswith("aten") and ("softmax" in name or "scaled_dot_product" in name):
-            self.seen.append(name)
-        return func(*args, **(kwargs or {}))
+def attention_of_pytorch(ops: RecordedOps) -> list[str]:
+    """Its own, however it is computed."""
+    names = [name for name in ops.names if name.startswith("aten::")]
+    return [name for name in names if "softmax" in name or "scaled_dot_product" in name]
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
@@ -138,9 +129,9 @@ def test_greedy_generation_gives_the_same_tokens(cache, padding, device):
     torch_cubin.report(reset=True)
     for name in ("cubin", "sdpa"):
         model.set_attn_implementation(name)
-        with torch.no_grad(), Softmaxes() as others:
+        with torch.no_grad(), RecordedOps() as ops:
             tokens.append(model.generate(**given, **options, disable_compile=True))
-        assert bool(others.seen) == (name == "sdpa")
+        assert bool(attention_of_pytorch(ops)) == (name == "sdpa")
         if name == "cubin":  # the prefill and each further token
             served = torch_cubin.report(reset=True)
             assert {row.function: row.calls for row in served.served} == {
@@ -159,11 +150,11 @@ def test_packed_sequences_equal_single_calls(lengths, device):
     parts = [torch.randint(0, 64, (1, n), device=device) for n in lengths]
     positions = torch.cat([torch.arange(n, device=device) for n in lengths])[None]
     torch_cubin.report(reset=True)
-    with torch.no_grad(), Softmaxes() as others:
+    with torch.no_grad(), RecordedOps() as ops:
         packed = model(torch.cat(parts, 1), position_ids=positions, use_cache=False).logits
         served = torch_cubin.report(reset=True)
         alone = [model(part, use_cache=False).logits for part in parts]
-    assert others.seen == []
+    assert attention_of_pytorch(ops) == []
     assert {row.function: row.calls for row in served.served} == {"transformers attention": LAYERS}
     assert served.declined == ()
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-3, atol=1e-5)

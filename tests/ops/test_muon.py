@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
 import torch
+from drop_in_cases import another_thread_inside
+from recorded_ops import RecordedOps
 from torch.optim import _muon
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_cubin
 from torch_cubin._drop_in import muon
 
 
-class Calls(TorchDispatchMode):
-    """The names of the ops that run inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
-
+class Calls(RecordedOps):
     def squares(self) -> int:
         return sum("symm_square" in name for name in self.names)
 
@@ -106,22 +96,8 @@ def test_outside_nothing_changes() -> None:
 
 def test_another_thread_inside_changes_nothing_here() -> None:
     (parameter,) = parameters((16, 16))
-    entered, done = threading.Event(), threading.Event()
-
-    def inside() -> None:
-        with torch_cubin.drop_in():
-            entered.set()
-            done.wait(60)
-
-    thread = threading.Thread(target=inside)
-    thread.start()
-    try:
-        assert entered.wait(60)
-        with Calls() as calls:
-            _muon._zeropower_via_newtonschulz(parameter.grad, (3.4, -4.7, 2.0), 5, 1e-7)
-    finally:
-        done.set()
-        thread.join()
+    with another_thread_inside(), Calls() as calls:
+        _muon._zeropower_via_newtonschulz(parameter.grad, (3.4, -4.7, 2.0), 5, 1e-7)
     assert calls.squares() == 0
 
 

@@ -17,8 +17,8 @@ from ops.samples import (
     matmul,
     reference_linear,
 )
+from recorded_ops import RecordedOps
 from torch.func import vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 
 BATCH = 3
 
@@ -90,17 +90,6 @@ def test_nested_vmap(device):
         assert_near(result, expected)
 
 
-class Products(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[tuple] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "cubin":
-            self.shapes.append(tuple(tuple(a.shape) for a in args if isinstance(a, torch.Tensor)))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
     ("shapes", "dims", "product"),
     [
@@ -113,16 +102,16 @@ class Products(TorchDispatchMode):
 )
 def test_a_batch_is_one_product(shapes, dims, product, device):
     a, b = make_all(shapes, device)
-    with Products() as products, torch.no_grad():
+    with RecordedOps() as ops, torch.no_grad():
         vmap(matmul, dims)(a, b)
-    assert products.shapes == [product]
+    assert [shapes for _, *shapes in ops.ours] == [[*product]]
 
 
 def test_a_batch_of_inputs_is_one_linear(device):
     x, w, bias = make_all(((5, BATCH, 3), (4, 3), (4,)), device)
-    with Products() as products, torch.no_grad():
+    with RecordedOps() as ops, torch.no_grad():
         vmap(linear, (1, None, None))(x, w, bias)
-    assert products.shapes == [((BATCH, 5, 3), (4, 3), (4,))]
+    assert [shapes for _, *shapes in ops.ours] == [[(BATCH, 5, 3), (4, 3), (4,)]]
 
 
 @pytest.mark.parametrize("grad", [False, True])

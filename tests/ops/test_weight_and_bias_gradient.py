@@ -5,25 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from recorded_ops import RecordedOps
 
 import torch_cubin  # noqa: F401  (registers the ops)
 
 op = torch.ops.cubin._weight_and_bias_gradient
 linear = torch.ops.cubin.linear
 NAME = "cubin::_weight_and_bias_gradient"
-
-
-class Calls(TorchDispatchMode):
-    """The names of the ops that run inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 def layer(shape: tuple[int, ...] = (5, 6)) -> list[torch.Tensor]:
@@ -71,7 +59,7 @@ def test_linear_uses_the_fused_gradient_if_both_are_needed(shape, frozen: int | 
     wanted = [x for i, x in enumerate(leaves) if i != frozen]
     grad = torch.randn(*shape[:-1], 4, dtype=torch.float64)
     out = linear(*(x if i != frozen else x.detach() for i, x in enumerate(leaves)))
-    with Calls() as calls:
+    with RecordedOps() as calls:
         ours = torch.autograd.grad(out, wanted, grad)
     assert (NAME in calls.names) == (frozen not in (1, 2) and len(shape) > 1)
     expected = torch.autograd.grad(F.linear(*leaves), wanted, grad)
@@ -106,7 +94,7 @@ def test_compiled_training_takes_it() -> None:
     leaves = layer()
     compiled = torch.compile(lambda *x: linear(*x).square().sum(), backend="aot_eager")
     loss = compiled(*leaves)
-    with Calls() as calls:
+    with RecordedOps() as calls:
         ours = torch.autograd.grad(loss, leaves)
     assert NAME in calls.names
     expected = torch.autograd.grad(F.linear(*leaves).square().sum(), leaves)
