@@ -120,7 +120,9 @@ def _gated(kernel: dict[str, Any], small: bool) -> Iterator[str]:
     library.force_config("")
     # Over the host: initcheck does not see what a product's TMA stores.
     right = scaled.gated_by_steps(args, torch.bfloat16, between=_again_on_gpu, **offs)
-    if not all(torch.equal(x.cpu().float(), y.cpu().float()) for x, y in zip(out, right)):
+    if not all(
+        torch.equal(x.cpu().float(), y.cpu().float()) for x, y in zip(out, right, strict=True)
+    ):
         yield kernel["name"]
 
 
@@ -149,7 +151,10 @@ def wrong_quantize(dtypes: Iterable[torch.dtype], shapes: Iterable[tuple[int, in
             for to in (scaled.E4M3, scaled.E5M2):
                 found = quantize(x.cuda(), recipe, transpose=transpose, dtype=to)
                 right = quantize(x, recipe, transpose=transpose, dtype=to)
-                if not all(torch.equal(a.cpu().float(), b.float()) for a, b in zip(found, right)):
+                if not all(
+                    torch.equal(a.cpu().float(), b.float())
+                    for a, b in zip(found, right, strict=True)
+                ):
                     wrong.append(f"quantize {(rows, columns)} {dtype} {recipe} {transpose} {to}")
         even = x[:, columns % 2 :]
         found, right = quantize(even.cuda(), 4, gate="silu"), quantize(even, 4, gate="silu")
@@ -212,7 +217,8 @@ def wrong_layers(
             _layer_and_gradients([tensor.to(device) for tensor in layer])
             for device in ("cuda", "cpu")
         )
-        for name, own, other in zip(("out", "x", "weights", "w13", "w2"), found, right):
+        names = ("out", "x", "weights", "w13", "w2")
+        for name, own, other in zip(names, found, right, strict=True):
             if not torch.allclose(own.cpu(), other, rtol=0.05, atol=0.3):
                 wrong.append(f"mixture of experts {dtype} {tokens} {hidden} {inner}: {name}")
         plain = torch.ops.cubin._moe(*(x.cuda() for x in layer), "silu", False).cpu()

@@ -125,7 +125,7 @@ def rows_sanitize(tool: str, name: str) -> dict:
             if isinstance(found, Tensor):
                 found, right = [found], [right]
             count += 1
-            if any(_differs(*pair, TOLERANCES[dtype]) for pair in zip(found, right)):
+            if any(_differs(*pair, TOLERANCES[dtype]) for pair in zip(found, right, strict=True)):
                 sizes = [tuple(each.shape) for each in args if isinstance(each, Tensor)]
                 wrong.append(f"{op} {sizes}")
     torch.cuda.synchronize()
