@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from ops.samples import make, random_layout
 from torch import Tensor
 
-import torch_cubin  # noqa: F401  (registers the ops)
-
 ops = torch.ops.cubin
 attention = ops.scaled_dot_product_attention
 stock = F.scaled_dot_product_attention

@@ -9,6 +9,8 @@ import torch
 import torch._inductor.config as inductor_config
 from torch import Tensor
 
+import torch_cubin  # noqa: F401  (registers the ops)
+
 matmul = torch.ops.cubin.matmul
 linear = torch.ops.cubin.linear
 
