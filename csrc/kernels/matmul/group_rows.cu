@@ -12,6 +12,23 @@ TC_DEVICE int end_of(const GroupRowsParams& p, int group) {
   return end < 0 || end > p.limit ? -1 : static_cast<int>(end);
 }
 
+// A thread's group of those from `base` on.
+struct OwnGroup {
+  int number, start, end;
+  bool exists;
+};
+
+// Reads it, and lowers `first_wrong`, which is shared, if its end is wrong; then threads wait.
+TC_DEVICE OwnGroup own_group(const GroupRowsParams& p, int base, int* first_wrong) {
+  const int number = base + threadIdx.x;
+  const bool exists = number < p.groups;
+  const int start = !exists || number == 0 ? 0 : end_of(p, number - 1);
+  const int end = exists ? end_of(p, number) : 0;
+  if (exists && end < start) atomicMin(first_wrong, number);
+  __syncthreads();
+  return {number, start, end, exists};
+}
+
 // The sum of `value` over the threads up to this one.
 TC_DEVICE int sum_to_here(int value, int* sums) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -32,12 +49,7 @@ TC_DEVICE int sum_to_here(int value, int* sums) {
 // Stores the groups of K; `first_wrong` is shared, the number of groups at first.
 TC_DEVICE void store_groups(const GroupRowsParams& p, int* first_wrong) {
   for (int base = 0; base < p.groups; base += TC_THREADS) {
-    const int group = base + threadIdx.x;
-    const bool exists = group < p.groups;
-    const int start = !exists || group == 0 ? 0 : end_of(p, group - 1);
-    const int end = exists ? end_of(p, group) : 0;
-    if (exists && end < start) atomicMin(first_wrong, group);
-    __syncthreads();
+    const auto [group, start, end, exists] = own_group(p, base, first_wrong);
     const bool is_wrong = group >= *first_wrong, has_k = !is_wrong && start < end;
     const int first = has_k ? start : 0;
     if (exists) {
@@ -53,12 +65,7 @@ TC_DEVICE void store_blocks(const GroupRowsParams& p, int* first_wrong, int* sum
   __shared__ int last_block, last_k;
   int blocks = 0, k = 0;  // of the groups before this round's
   for (int base = 0; base < p.groups; base += TC_THREADS) {
-    const int group = base + threadIdx.x;
-    const bool exists = group < p.groups;
-    const int start = !exists || group == 0 ? 0 : end_of(p, group - 1);
-    const int end = exists ? end_of(p, group) : 0;
-    if (exists && end < start) atomicMin(first_wrong, group);
-    __syncthreads();
+    const auto [group, start, end, exists] = own_group(p, base, first_wrong);
     const bool is_wrong = group >= *first_wrong;
     const int rows = exists && !is_wrong ? end - start : 0;
     const int own = (rows + kGroupBlock - 1) / kGroupBlock;
@@ -103,16 +110,10 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   }
   int written = 0;
   for (int base = 0; base < p.groups; base += TC_THREADS) {
-    const int group = base + threadIdx.x;
-    const bool exists = group < p.groups;
-    const int start = !exists || group == 0 ? 0 : end_of(p, group - 1);
-    int end = exists ? end_of(p, group) : 0;
-    if (exists && end < start) atomicMin(&first_wrong, group);
-    __syncthreads();
-    const bool is_wrong = group == first_wrong;
-    if (is_wrong) end = p.limit;
+    const auto [group, start, end, exists] = own_group(p, base, &first_wrong);
     const bool has_rows = exists && group <= first_wrong;
-    const int own = has_rows ? (end - start + p.height - 1) / p.height : 0;
+    const int left = (group == first_wrong ? p.limit : end) - start;
+    const int own = has_rows ? (left + p.height - 1) / p.height : 0;
     starts[threadIdx.x] = start;
     last_rows[threadIdx.x] = sum_to_here(own, sums);
     __syncthreads();
