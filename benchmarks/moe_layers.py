@@ -21,6 +21,9 @@ MODELS = (
 TRAINED_MODELS, TRAINED_TOKENS = MODELS[:1], (128, 1024, 8192)
 DTYPE = torch.bfloat16
 OURS_FLOAT8 = "ours, 8-bit floats"
+# Weights are quantised once for so many steps.
+MICRO_BATCHES = 4
+KEPT_FLOAT8 = f"ours, 8-bit floats, weights kept for {MICRO_BATCHES}"
 # batched_mm copies the weights of every token's experts.
 MOST_BATCHED_TOKENS = 16
 
@@ -89,6 +92,17 @@ def steps(layer: Any, rows: Tensor, ids: Tensor, weights: Tensor) -> dict[str, C
 
     forwards = {**contenders(layer, MOST_BATCHED_TOKENS + 1, False), OURS_FLOAT8: float8}
     return {who: functools.partial(step, forward) for who, forward in forwards.items()}
+
+
+def kept(step: Callable[[], Any]) -> Callable[[], None]:
+    """MICRO_BATCHES steps, whose weights keep their 8-bit copies."""
+
+    def run() -> None:
+        with torch_cubin.keep_float8_weights():
+            for _ in range(MICRO_BATCHES):
+                step()
+
+    return run
 
 
 def loop(layer: Any) -> Layer:

@@ -26,6 +26,11 @@ template <class Item>
 void require_memory_of(const char* op, size_t argument, const std::vector<Item>& items) {
   for (const Item& item : items) require_memory_of(op, argument, item);
 }
+template <class Item>
+void require_memory_of(const char* op, size_t argument,
+                       const std::optional<std::vector<Item>>& items) {
+  if (items) require_memory_of(op, argument, *items);
+}
 
 // Wraps the function to throw [input] for a tensor without memory, because some ops of ATen, which
 // the CPU references call, crash on it.

@@ -21,12 +21,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("_moe_float8_autograd" TC_MOE_FLOAT8);
   m.def(
       "_moe_forward(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w2, "
-      "str activation, bool interleaved, str recipe=\"none\") -> "
+      "str activation, bool interleaved, str recipe=\"none\", Tensor[]? copies=None) -> "
       "(Tensor out, Tensor before, Tensor order)");
+  m.def(
+      "_float8_copies(Tensor weight) -> "
+      "(Tensor data, Tensor scale, Tensor data_of_transpose, Tensor scale_of_transpose)");
   m.def(
       "_moe_backward(Tensor grad, Tensor x, Tensor topk_weights, Tensor w13, Tensor w2, "
       "Tensor before, Tensor order, str activation, bool interleaved, bool of_x, bool of_w13, "
-      "bool of_w2, str recipe=\"none\") -> "
+      "bool of_w2, str recipe=\"none\", Tensor[]? copies=None) -> "
       "(Tensor grad_x, Tensor grad_topk_weights, Tensor grad_w13, Tensor grad_w2)");
 #define TC_EXPERT_ROWS "(Tensor x, Tensor tokens, Tensor order, Tensor places) -> Tensor"
   m.def("_expert_rows" TC_EXPERT_ROWS);
@@ -40,6 +43,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
 #define TC_EXPERTS_OPS(device)              \
   TC_RAW_AND_AUTOGRAD(moe, device);         \
   TC_RAW_AND_AUTOGRAD(moe_float8, device);  \
+  TC_RAW(float8_copies, device);            \
   TC_RAW(moe_forward, device);              \
   TC_RAW(moe_backward, device);             \
   TC_RAW_AND_AUTOGRAD(expert_rows, device); \

@@ -37,6 +37,7 @@ _LATER = {
     "_ops.experts": ("moe",),
     "_ops.float8": ("Float8Linear", "float8"),
     "_ops.float8_attention": ("float8_attention",),
+    "_ops.kept_weights": ("keep_float8_weights",),
     "_ops.newton_schulz": ("newton_schulz",),
     "_ops.row_parallel": ("row_parallel_linear",),
     "_ops.weight_gradient": ("accumulate_weight_gradient",),
@@ -128,6 +129,7 @@ if _typing.TYPE_CHECKING:
     from torch_cubin._ops.float8 import Float8Linear as Float8Linear
     from torch_cubin._ops.float8 import float8 as float8
     from torch_cubin._ops.float8_attention import float8_attention as float8_attention
+    from torch_cubin._ops.kept_weights import keep_float8_weights as keep_float8_weights
     from torch_cubin._ops.newton_schulz import newton_schulz as newton_schulz
     from torch_cubin._ops.row_parallel import row_parallel_linear as row_parallel_linear
     from torch_cubin._ops.weight_gradient import (

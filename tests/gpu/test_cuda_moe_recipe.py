@@ -156,3 +156,25 @@ def test_a_loss_falls_as_in_bfloat16(generator: torch.Generator) -> None:
     start = float(wanted.square().mean())
     assert losses[1] < 0.8 * start
     assert abs(losses[1] - losses[0]) < 0.03 * start
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_kept_copies_give_the_same_bits(dtype, generator: torch.Generator) -> None:
+    """Of sizes that are no multiples of 128 or of 8, in both layouts of weights."""
+    for sizes, turns in (((300, *SMALL), True), ((700, 7, 3, 272, 112), False),
+                         ((60, 4, 2, 51, 27), False), ((40, 1, 1, 136, 72), True)):  # fmt: skip
+        args = layer(sizes, dtype, generator)
+        if turns:
+            args[3:] = [weight.mT.contiguous().mT for weight in args[3:]]
+        for weight in args[3:]:
+            kept = torch.ops.cubin._float8_copies(weight)
+            host = torch.ops.cubin._float8_copies(weight.cpu())
+            for own, right in zip(kept, host, strict=True):
+                assert own.stride() == right.stride()
+                assert torch.equal(own.cpu().view(right.dtype).float(), right.float())
+        grad = gradient(args[0], generator)
+        right = trained(block_moe, args, grad)
+        with torch_cubin.keep_float8_weights():
+            for _ in range(2):
+                for out, wanted in zip(trained(block_moe, args, grad), right, strict=True):
+                    assert torch.equal(out.nan_to_num(), wanted.nan_to_num()), sizes

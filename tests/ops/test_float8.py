@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import torch_cubin
+from torch_cubin._ops import kept_weights
 
 
 def relative_error(out: Tensor, wanted: Tensor) -> float:
@@ -160,6 +161,27 @@ def test_second_derivatives_are_refused() -> None:
     parameters = dict(layer.named_parameters())
     with pytest.raises(torch_cubin.Error, match=r"\[input\]: a layer of torch_cubin.float8"):
         torch.func.grad(lambda p: torch.func.functional_call(layer, p, (x,)).sum())(parameters)
+
+
+def test_kept_weights_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight's copies serve the forwards and backwards of all micro-batches until it changes."""
+    made, make = [], kept_weights._copies
+    monkeypatch.setattr(kept_weights, "_copies", lambda weight: made.append(weight) or make(weight))
+    own, x = torch_cubin.float8(model(), training=True), torch.randn(4, 200).bfloat16()
+    parameters = list(own.parameters())
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(own(x).float().square().sum(), parameters)
+
+    right = gradients()
+    with torch_cubin.keep_float8_weights():
+        assert all(map(torch.equal, gradients() + gradients(), right + right))
+        assert len(made) == 2  # layers
+        with torch.no_grad():
+            parameters[0].mul_(2)
+        changed = gradients()
+        assert len(made) == 3
+    assert all(map(torch.equal, changed, gradients()))
 
 
 @torch.no_grad()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from moe_cases import products_of_8_bits
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_cubin
+from torch_cubin._ops import kept_weights
 
 EXPERTS = 4
 WANTED = ("x", "topk_weights", "w13", "w2")
@@ -260,3 +263,80 @@ def test_errors_of_the_op() -> None:
             own = [x.to(device) for x in args]
             with pytest.raises(RuntimeError, match=rf"moe {message}"):
                 torch.ops.cubin._moe(*own, activation, interleaved, recipe)
+
+
+def test_kept_copies_serve_until_a_weight_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = layer()
+    made = []
+    make = kept_weights._copies
+
+    def count(weight: Tensor) -> Any:
+        made.append(weight.shape)
+        return make(weight)
+
+    monkeypatch.setattr(kept_weights, "_copies", count)
+    own = {name: args[name].clone().requires_grad_() for name in WANTED}
+    transposed = own["w2"].detach().mT.contiguous().requires_grad_()
+    leaves = [own["x"], own["topk_weights"], own["w13"], transposed]
+
+    def step() -> list[Tensor]:
+        out = block_moe(**{**args, **own, "w2": transposed.mT})  # a view in each call
+        return [out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)]
+
+    right = step()
+    with torch_cubin.keep_float8_weights():
+        for _ in range(3):
+            with torch_cubin.keep_float8_weights():
+                assert all(torch.equal(a, b) for a, b in zip(step(), right, strict=True))
+        assert len(made) == 2
+        with torch.no_grad():
+            own["w13"].mul_(1.5)
+            transposed[0].neg_()
+        found = step()
+        assert len(made) == 4
+    assert not kept_weights._scopes.kept
+    again = step()
+    assert len(made) == 4
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+    assert not torch.equal(found[0], right[0])
+
+
+def test_kept_copies_are_freed_with_their_weight() -> None:
+    args = layer()
+    with torch_cubin.keep_float8_weights():
+        trained(args)  # of leaves that nobody has afterwards
+        gc.collect()
+        assert not kept_weights._scopes.kept
+
+
+def test_kept_copies_and_recomputation() -> None:
+    """And a weight that changes between a forward and its backward is not taken for what it was."""
+    args = layer()
+    right = trained(args)
+
+    def again(**own: Any) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(lambda: block_moe(**own), use_reentrant=False)
+
+    with torch_cubin.keep_float8_weights():
+        assert all(torch.equal(a, b) for a, b in zip(trained(args, again), right, strict=True))
+
+
+def test_copies_opcheck_and_errors() -> None:
+    for weight in (layer()["w13"], layer()["w2"].mT.contiguous().mT, layer()["w2"][:1]):
+        torch.library.opcheck(torch.ops.cubin._float8_copies, (weight,))
+    tensors = list(layer(tokens=8).values())
+    copies = [own for weight in tensors[3:] for own in torch.ops.cubin._float8_copies(weight)[:2]]
+    op = functools.partial(torch.ops.cubin._moe_forward, *tensors, "silu", False)
+    right, *_ = op("block")
+    assert torch.equal(op("block", copies)[0], right)
+    for recipe, own, message in (
+        ("none", copies, "is given without a recipe"),
+        ("block", copies[:3], "has a wrong number of tensors"),
+        ("block", [*copies[2:], *copies[:2]], "has a wrong shape"),
+        ("block", [tensors[3], *copies[1:]], "has a wrong dtype"),
+        ("block", [copies[0], copies[1][:, 1:], *copies[2:]], "has a wrong shape"),
+    ):
+        with pytest.raises(RuntimeError, match=rf"\[input\]: moe argument 'copies' {message}"):
+            op(recipe, own)
+    with pytest.raises(RuntimeError, match="argument .weight. has a wrong rank"):
+        torch.ops.cubin._float8_copies(tensors[3][0])

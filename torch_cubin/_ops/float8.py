@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_cubin import errors
+from torch_cubin._ops import kept_weights
 from torch_cubin._ops.scaled import BLOCK_1X128, BLOCK_128X128, ROW
 from torch_cubin._pytorch import transforms
 
@@ -168,9 +169,14 @@ def _times_weight(
     bias: Tensor | None = None,
 ) -> Tensor:
     """rows @ weight.t() + bias; rows @ weight with `transpose`. The quantised operands live no
-    longer than the call, so that training takes no more memory than in bfloat16."""
+    longer than the call, but for those of keep_float8_weights(), so that training takes no more
+    memory than in bfloat16."""
     data, scale = torch.ops.cubin.quantize(rows, BLOCK_1X128)
-    w, w_scale = torch.ops.cubin.quantize(weight, BLOCK_128X128, transpose=transpose)
+    kept = kept_weights.copies_of(weight, True)
+    if kept is None:
+        w, w_scale = torch.ops.cubin.quantize(weight, BLOCK_128X128, transpose=transpose)
+    else:
+        w, w_scale = kept.transposed if transpose else kept.own
     return torch.ops.cubin.scaled_matmul(
         *(data, w.t(), scale, BLOCK_1X128, w_scale, BLOCK_128X128), bias=bias, output_dtype=dtype
     )

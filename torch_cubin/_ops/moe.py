@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import autograd, checks, experts, fused_autograd, raw_ops, refusals
+from torch_cubin._ops import (
+    autograd,
+    checks,
+    experts,
+    fused_autograd,
+    kept_weights,
+    raw_ops,
+    refusals,
+)
 from torch_cubin._ops.autograd import ACTIVATIONS
 from torch_cubin._ops.batch_invariant import is_batch_invariant
 from torch_cubin._ops.raw_ops import MOE as NAME
@@ -53,9 +61,17 @@ def _fake(*args: Any) -> Tensor:
 
 
 def _fake_forward(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, *gating: Any
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    interleaved: bool,
+    recipe: str = "none",
+    copies: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out = _fake(x, topk_ids, topk_weights, w13, w2, *gating)
+    out = _fake(x, topk_ids, topk_weights, w13, w2, activation, interleaved, recipe)
     rows = topk_ids.shape[0] * topk_ids.shape[1]
     order = topk_ids.new_empty((2 * rows + w2.shape[0],), dtype=torch.int32)
     return out, x.new_empty((rows, w13.shape[1])), order
@@ -75,6 +91,7 @@ def _fake_backward(
     of_w13: bool,
     of_w2: bool,
     recipe: str = "none",
+    copies: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
     return (
         x.new_empty(x.shape if of_x else (0,)),
@@ -84,6 +101,32 @@ def _fake_backward(
             for weight, wanted in ((w13, of_w13), (w2, of_w2))
         ),
     )
+
+
+def _fake_copies(weight: Tensor) -> tuple[Tensor, ...]:
+    """In the layouts of csrc/ops/experts/float8_steps.cpp."""
+    turned = weight.stride(1) == 1 and weight.stride(2) != 1
+    own = weight.mT if turned else weight
+    count, rows, columns = own.shape
+    row_blocks, blocks = -(-rows // 128), -(-columns // 128)
+    height = rows if count == 1 else row_blocks * 128
+    of_own, of_transpose = (
+        (
+            weight.new_empty_strided(sizes, strides, dtype=torch.float8_e4m3fn),
+            weight.new_empty_strided(scales, scale_strides, dtype=torch.float32),
+        )
+        for sizes, strides, scales, scale_strides in (
+            (
+                *((count, rows, columns), (height * columns, columns, 1)),
+                *((count, row_blocks, blocks), (row_blocks * blocks, blocks, 1)),
+            ),
+            (
+                *((count, columns, rows), (height, count * height, 1)),
+                *((count, blocks, row_blocks), (row_blocks, count * row_blocks, 1)),
+            ),
+        )
+    )
+    return (*of_transpose, *of_own) if turned else (*of_own, *of_transpose)
 
 
 def _fake_float8(x: Tensor, *tensors: Tensor) -> Tensor:
@@ -117,7 +160,8 @@ class _Moe(transforms.SingleLevelFunction):
         ctx.set_materialize_grads(False)
         ctx.batch_invariant = is_batch_invariant()
         ctx.gating = gating
-        out, *kept = autograd.call_below_autograd(_forward, *args)
+        copies = kept_weights.given(tensors[3:], False) if gating[2] == "block" else None
+        out, *kept = autograd.call_below_autograd(_forward, *args, copies)
         ctx.save_for_backward(*tensors, *kept)
         made.append(out)
         return out
@@ -137,7 +181,8 @@ class _Moe(transforms.SingleLevelFunction):
             return None, *composed, None, None, None
         of_x, _, of_weights, of_w13, of_w2 = needs
         args = grad, x, weights, w13, w2, before, order, activation, interleaved
-        grads = _backward(*args, of_x, of_w13, of_w2, recipe)
+        copies = kept_weights.given((w13, w2), True) if recipe == "block" else None
+        grads = _backward(*args, of_x, of_w13, of_w2, recipe, copies)
         x_grad, weights_grad, w13_grad, w2_grad = grads
         return (
             *(None, x_grad if of_x else None, None, weights_grad if of_weights else None),
@@ -213,6 +258,7 @@ def register(library: torch.library.Library) -> None:
     refusals.refuse_transforms(library, MOE_FLOAT8, advice=advice)
     operators.register_fake("cubin::_moe_forward", _fake_forward, library)
     operators.register_fake("cubin::_moe_backward", _fake_backward, library)
+    operators.register_fake("cubin::_float8_copies", _fake_copies, library)
     if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them
         kernel = fused_autograd.kernel(raw_ops.overload(f"_{NAME}_autograd"), _differentiated)
         library.impl(f"_{NAME}_autograd", kernel, "Autograd")

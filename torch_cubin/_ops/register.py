@@ -95,7 +95,7 @@ def rules() -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
     ):
         yield module, [_FAKE, _BATCHED], _raw(*names)
         yield module, [_AUTOGRAD], _with_autograd(*names)
-    yield "moe", [_FAKE], ["_moe_forward", "_moe_backward"]
+    yield "moe", [_FAKE], ["_moe_forward", "_moe_backward", "_float8_copies"]
     yield "rows", [_FAKE], ["_row_sums", "_scale_into"]
     in_float = ["rms_norm", "add_rms_norm", "layer_norm", "softmax", "log_softmax"]
     yield "rows", _AUTOCAST[:1], in_float

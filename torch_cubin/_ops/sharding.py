@@ -369,6 +369,7 @@ PARTS = {
     "_weight_and_bias_gradient": _weight_and_bias_gradient,
     "_moe_forward": functools.partial(whole, 3),
     "_moe_backward": functools.partial(whole, 4),
+    "_float8_copies": functools.partial(whole, 4),
 }
 
 

@@ -9,7 +9,8 @@
 //     the gate at x and the up `up` elements after it
 //   tiles.cu: 128 x 128, or with kQuantizeColumns 128 rows of a column; with `blocks` these rows are
 //     a block's of a group, and data has their columns where the block says
-// tiles.cu writes the result of rows.cu, too, to `row_data` and `row_scales`, where they are given.
+// Where `row_data` and `row_scales` are given, which kQuantizeTransposed is set for, tiles.cu also
+// writes the result of rows.cu (with `blocks`), or its own of 128 x 128 that is not transposed.
 //
 // With `numbers`, for scales of 128 columns and for kQuantizeColumns, not for kQuantizeE5m2, row i
 // is x[numbers[i]], zeros for numbers that x does not have.
@@ -22,10 +23,11 @@ namespace torch_cubin {
 enum QuantizeFlags {
   kQuantizePowerOfTwo = 1,
   kQuantizeE5m2 = 2,
-  kQuantizeVectors = 4,     // x may be read by 16 bytes, and columns are a multiple of 8
-  kQuantizeOutVectors = 8,  // data may be written by 8 bytes
-  kQuantizeColumns = 16,    // tiles: a scale for 128 rows of each column
-  kQuantizeTransposed = 32  // tiles: data is (columns, rows)
+  kQuantizeVectors = 4,      // x may be read by 16 bytes, and columns are a multiple of 8
+  kQuantizeOutVectors = 8,   // data may be written by 8 bytes
+  kQuantizeColumns = 16,     // tiles: a scale for 128 rows of each column
+  kQuantizeTransposed = 32,  // tiles: data is (columns, rows)
+  kQuantizeApart = 64        // tiles: `blocks` or `row_data` is given
 };
 
 // Of rows with one scale: the threads of a block, and the elements that a thread keeps in
@@ -53,7 +55,8 @@ struct QuantizeParams {
   const int* numbers;        // null: rows follow one another
   const GroupBlock* blocks;  // null: all rows are one group's; else kQuantizeTransposed is set
   int x_rows;                // of x, if there are numbers
-  // (rows, columns), with the scale of row r and columns c at r + c / 128 * rows; null: none.
+  // (rows, columns), with the scale of row r and columns c at r + c / 128 * rows, or that of a
+  // block of 128 x 128 at r / 128 * ceil(columns / 128) + c / 128; null: none.
   unsigned char* row_data;
   float* row_scales;
 };

@@ -82,7 +82,12 @@ void check_moe_backward(const TensorView& grad, const TensorView& x, const Tenso
   check_sizes_of("order", order, {expert_order_size(rows, w2.sizes[0])});
 }
 
-bool is_of_float8(const std::string& recipe, const Gating& gating, const TensorView& x) {
+bool is_of_float8(const std::string& recipe, const Gating& gating, const TensorView& x,
+                  bool copies) {
+  if (recipe == "none" && copies) {
+    fail({"input", argument_text(kMoeOp, "copies"), "is given without a recipe", "None", "tensors",
+          ""});
+  }
   if (recipe == "none") return false;
   if (recipe != "block") {
     fail({"input", argument_text(kMoeOp, "recipe"), "is not known", "'none' or 'block'",

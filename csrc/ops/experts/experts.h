@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "ops/common/shape.h"
 #include "ops/grouped/call.h"
@@ -45,7 +46,9 @@ Tensor moe_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weig
 // of 1x128 of rows and of 128x128 of each expert's weights, which are quantised in the call
 // (float8.h). Throws [input] for other recipes than that and "none", and for calls that it does
 // not take.
-bool is_of_float8(const std::string& recipe, const Gating& gating, const TensorView& x);
+// `copies`: given, which other recipes do not take.
+bool is_of_float8(const std::string& recipe, const Gating& gating, const TensorView& x,
+                  bool copies = false);
 
 // silu as the gate of weights of float8_e4m3fn, w13 (experts, 2 * inner, hidden) and w2, with
 // float32 scales of 128x128 blocks: (experts, ceil(outputs / 128), ceil(inputs / 128)). Rows are
@@ -66,15 +69,26 @@ struct MoeKept {
   Tensor before, order;
 };
 
+// Copies of 8 bits that a call of the recipe "block" need not make, as float8_copies() gives them:
+// data and scale of w13's, then of w2's. Of the weights for the forward, of their matrices'
+// transposes for the backward.
+using MoeCopies = std::optional<std::vector<Tensor>>;
+
+// Data and scale of matrices, by 128x128 of each, and of their transposes.
+std::tuple<Tensor, Tensor, Tensor, Tensor> float8_copies_cpu(const Tensor& weight);
+std::tuple<Tensor, Tensor, Tensor, Tensor> float8_copies_cuda(const Tensor& weight);
+
 // The layer, and what it keeps.
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cpu(const Tensor& x, const Tensor& topk_ids,
                                                    const Tensor& topk_weights, const Tensor& w13,
                                                    const Tensor& w2, const std::string& activation,
-                                                   bool interleaved, const std::string& recipe);
+                                                   bool interleaved, const std::string& recipe,
+                                                   const MoeCopies& copies);
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cuda(const Tensor& x, const Tensor& topk_ids,
                                                     const Tensor& topk_weights, const Tensor& w13,
                                                     const Tensor& w2, const std::string& activation,
-                                                    bool interleaved, const std::string& recipe);
+                                                    bool interleaved, const std::string& recipe,
+                                                    const MoeCopies& copies);
 
 // Of x, topk_weights, w13 and w2. Those that are not asked for are empty; those of weights have the
 // weights' layout (is_stored_transposed()), contiguous.
@@ -87,11 +101,13 @@ void check_moe_backward(const TensorView& grad, const TensorView& x, const Tenso
 MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                               const Tensor& w13, const Tensor& w2, const Tensor& before,
                               const Tensor& order, const std::string& activation, bool interleaved,
-                              bool of_x, bool of_w13, bool of_w2, const std::string& recipe);
+                              bool of_x, bool of_w13, bool of_w2, const std::string& recipe,
+                              const MoeCopies& copies);
 MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                                const Tensor& w13, const Tensor& w2, const Tensor& before,
                                const Tensor& order, const std::string& activation, bool interleaved,
-                               bool of_x, bool of_w13, bool of_w2, const std::string& recipe);
+                               bool of_x, bool of_w13, bool of_w2, const std::string& recipe,
+                               const MoeCopies& copies);
 
 // Whether matrices are contiguous along dim 1, and not along dim 2.
 bool is_stored_transposed(const TensorView& weight);

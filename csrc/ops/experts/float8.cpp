@@ -59,7 +59,44 @@ Tensor zeros_like(const TensorView& view) {
   return out;
 }
 
+// The copy of a weight, or of its transposes, that begins at `at`.
+Float8Weight copy_at(const std::vector<Tensor>& copies, size_t at, const char* name,
+                     const TensorView& weight, bool transposed) {
+  const TensorView data(copies[at]), scale(copies[at + 1]);
+  const int64_t sizes[] = {weight.sizes[0], weight.sizes[transposed ? 2 : 1],
+                           weight.sizes[transposed ? 1 : 2]};
+  check_side(kMoeOp, "copies", data, name, weight, ScalarType::Float8_e4m3fn);
+  if (data.dim != 3 || !std::equal(sizes, sizes + 3, data.sizes)) {
+    fail({"input", argument_text(kMoeOp, "copies"), "has a wrong shape", tuple_text(sizes, 3),
+          data.shape_text(), ""});
+  }
+  check_scales("copies", scale, data);
+  return {copies[at], copies[at + 1]};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> copies_of(const Float8Steps& steps,
+                                                     const Tensor& weight) {
+  const TensorView view(weight);
+  if (view.dim != 3) {
+    fail({"input", argument_text("float8_copies", "weight"), "has a wrong rank", "3 dimensions",
+          view.shape_text(), ""});
+  }
+  const auto [own, transposed] = float8_copies(steps, weight);
+  return {own.data, own.scale, transposed.data, transposed.scale};
+}
+
 }  // namespace
+
+Float8Given::Float8Given(const std::optional<std::vector<Tensor>>& copies, bool transposed,
+                         const TensorView& first, const TensorView& second) {
+  if (!copies) return;
+  if (copies->size() != 4) {
+    fail({"input", argument_text(kMoeOp, "copies"), "has a wrong number of tensors",
+          "data and scale of two weights", std::to_string(copies->size()), ""});
+  }
+  w13 = copy_at(*copies, 0, "w13", first, transposed);
+  w2 = copy_at(*copies, 2, "w2", second, transposed);
+}
 
 void check_described_moe_float8(const nlohmann::json& tensors) {
   DescribedTensors described;
@@ -98,6 +135,14 @@ Tensor moe_float8_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& to
   Tensor out = empty_cuda(view.sizes, view.dim, view.dtype, view.device_index);
   sum_experts(gpu, results, order.places, sizes.k, summable(topk_weights), out);
   return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> float8_copies_cpu(const Tensor& weight) {
+  return copies_of(kFloat8OnHost, weight);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> float8_copies_cuda(const Tensor& weight) {
+  return copies_of(kFloat8OnCuda, weight);
 }
 
 }  // namespace torch_cubin

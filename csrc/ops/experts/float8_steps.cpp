@@ -28,32 +28,55 @@ Tensor stacked(const Tensor& matrices, int64_t height) {
   return torch::stable::view(all, {count * height, columns});
 }
 
+// Matrices that are quantised below one another: `rows` of each, which begin `height` apart.
+struct Stack {
+  explicit Stack(const TensorView& matrices)
+      : count(matrices.sizes[0]), rows(matrices.sizes[1]), columns(matrices.sizes[2]) {
+    if (count > 1) height = ceil_div(rows, kScaleBlock) * kScaleBlock;
+  }
+
+  // The matrices, of the result for all, or of that for its transpose theirs.
+  Float8Weight own(const Quantized& all, bool transposed) const {
+    const int64_t row_blocks = ceil_div(rows, kScaleBlock), blocks = ceil_div(columns, kScaleBlock);
+    // Scales are those of the operand's transpose.
+    const Tensor scale = matrices_transposed(std::get<1>(all));
+    Tensor data = std::get<0>(all);
+    if (!transposed) {
+      data = torch::stable::view(data, {count, height, columns});
+      return {torch::stable::narrow(data, 1, 0, rows),
+              torch::stable::view(scale, {count, row_blocks, blocks})};
+    }
+    data = torch::stable::view(data, {columns, count, height});
+    const Tensor part = torch::stable::narrow(data, 2, 0, rows);
+    const Tensor scales = torch::stable::view(scale, {blocks, count, row_blocks});
+    return {torch::stable::transpose(part, 0, 1), torch::stable::transpose(scales, 0, 1)};
+  }
+
+  int64_t count, rows, columns, height = rows;
+};
+
 // A weight, or with `transpose` its matrices' transposes, which have the same scales.
 Float8Weight quantised(const Float8Steps& steps, const Tensor& weight, bool transpose) {
-  const TensorView view(weight);
-  const bool stored_transposed = is_stored_transposed(view);
+  const bool stored_transposed = is_stored_transposed(TensorView(weight));
   const Tensor own = stored_transposed ? matrices_transposed(weight) : weight;
-  const TensorView matrices(own);
-  const int64_t count = matrices.sizes[0], rows = matrices.sizes[1], columns = matrices.sizes[2];
-  const int64_t row_blocks = ceil_div(rows, kScaleBlock), blocks = ceil_div(columns, kScaleBlock);
-  const int64_t height = count == 1 ? rows : row_blocks * kScaleBlock;
+  const Stack stack{TensorView(own)};
   const bool turns = transpose != stored_transposed;
-  const auto [data, scale] =
-      steps.quantize(stacked(own, height), kScaleBlock128x128, turns, false, "none", std::nullopt);
-  // Scales are those of the operand's transpose.
-  const Tensor own_scale = matrices_transposed(scale);
-  if (!turns) {
-    Tensor all = torch::stable::view(data, {count, height, columns});
-    return {torch::stable::narrow(all, 1, 0, rows),
-            torch::stable::view(own_scale, {count, row_blocks, blocks})};
-  }
-  Tensor all = torch::stable::view(data, {columns, count, height});
-  const Tensor part = torch::stable::narrow(all, 2, 0, rows);
-  const Tensor scales = torch::stable::view(own_scale, {blocks, count, row_blocks});
-  return {torch::stable::transpose(part, 0, 1), torch::stable::transpose(scales, 0, 1)};
+  return stack.own(steps.quantize(stacked(own, stack.height), kScaleBlock128x128, turns, false,
+                                  "none", std::nullopt),
+                   turns);
 }
 
 }  // namespace
+
+Float8Copies float8_copies(const Float8Steps& steps, const Tensor& weight) {
+  const bool stored_transposed = is_stored_transposed(TensorView(weight));
+  const Tensor own = stored_transposed ? matrices_transposed(weight) : weight;
+  const Stack stack{TensorView(own)};
+  const QuantizedBoth both = steps.weight(stacked(own, stack.height));
+  Float8Copies out{stack.own(both.rows, false), stack.own(both.columns, true)};
+  if (stored_transposed) std::swap(out.own, out.transposed);
+  return out;
+}
 
 Quantized float8_gated_rows(const Float8Steps& steps, const Quantized& rows,
                             const Float8Weight& first, const Tensor& ends, ScalarType dtype) {
@@ -70,23 +93,25 @@ Tensor float8_product(const Float8Steps& steps, const Quantized& rows, const Flo
 }
 
 Tensor float8_results(const Float8Steps& steps, const Quantized& rows, const Tensor& w13,
-                      const Tensor& w2, const Tensor& ends, Tensor* before) {
+                      const Tensor& w2, const Float8Given& given, const Tensor& ends,
+                      Tensor* before) {
   const ScalarType dtype = TensorView(w13).dtype;
   // A weight's copy of 8 bits lives as long as its product.
   const auto gated = [&]() -> Quantized {
-    const Float8Weight first = quantised(steps, w13, false);
+    const Float8Weight first = given.w13 ? *given.w13 : quantised(steps, w13, false);
     if (before == nullptr) return float8_gated_rows(steps, rows, first, ends, dtype);
     *before = float8_product(steps, rows, first, ends, dtype);
     return steps.quantize(*before, kScaleBlock1x128, false, false, "silu", std::nullopt);
   };
   const Quantized inside = gated();
-  return float8_product(steps, inside, quantised(steps, w2, false), ends, dtype);
+  const Float8Weight second = given.w2 ? *given.w2 : quantised(steps, w2, false);
+  return float8_product(steps, inside, second, ends, dtype);
 }
 
 Tensor float8_input_gradient(const Float8Steps& steps, const Quantized& grad, const Tensor& weight,
-                             const Tensor& ends) {
-  return float8_product(steps, grad, quantised(steps, weight, true), ends,
-                        TensorView(weight).dtype);
+                             const std::optional<Float8Weight>& given, const Tensor& ends) {
+  const Float8Weight own = given ? *given : quantised(steps, weight, true);
+  return float8_product(steps, grad, own, ends, TensorView(weight).dtype);
 }
 
 Tensor float8_weight_gradient(const Float8Steps& steps, const Quantized& grad,

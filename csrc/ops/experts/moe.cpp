@@ -114,10 +114,11 @@ Tensor results_of(const Device& gpu, const MoeSizes& sizes, const ExpertOrder& o
 // The layer; `kept`, where given, gets what the derivative needs.
 Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                const Tensor& w13, const Tensor& w2, Gating gating, const std::string& recipe,
-               MoeKept* kept) {
-  const TensorView view(x), weights(topk_weights), second(w2);
-  check_moe(view, TensorView(topk_ids), weights, TensorView(w13), second);
-  const bool of_float8 = is_of_float8(recipe, gating, view);
+               const MoeCopies& copies, MoeKept* kept) {
+  const TensorView view(x), weights(topk_weights), first(w13), second(w2);
+  check_moe(view, TensorView(topk_ids), weights, first, second);
+  const bool of_float8 = is_of_float8(recipe, gating, view, copies.has_value());
+  const Float8Given given(copies, false, first, second);
   const MoeSizes sizes(view, weights, second);
   Tensor out = matrix(sizes.tokens, sizes.hidden, view);
   if (kept != nullptr && sizes.is_empty()) {
@@ -135,7 +136,7 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
   Tensor* before = kept == nullptr ? nullptr : &kept->before;
   const Tensor results =
       of_float8 ? float8_results(kFloat8OnCuda, quantize_rows_cuda(x, order.tokens_tensor()), w13,
-                                 w2, order.ends_tensor(sizes.experts), before)
+                                 w2, given, order.ends_tensor(sizes.experts), before)
                 : results_of(gpu, sizes, order, x, w13, w2, gating, before);
   if (kept != nullptr) kept->order = order.memory;
   sum_experts(gpu, results, order.places, sizes.k, summable(topk_weights), out);
@@ -164,7 +165,8 @@ Tensor zeroed(Tensor tensor) {
 MoeGradients float8_backward(const Device& gpu, const MoeSizes& sizes, const ExpertOrder& order,
                              const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                              const Tensor& w13, const Tensor& w2, const Tensor& before,
-                             Gating gating, bool of_x, bool of_w13, bool of_w2) {
+                             const Float8Given& given, Gating gating, bool of_x, bool of_w13,
+                             bool of_w2) {
   const Float8Steps& steps = kFloat8OnCuda;
   const TensorView view(x), weights(topk_weights);
   const Tensor ends = order.ends_tensor(sizes.experts), tokens = order.tokens_tensor(), none;
@@ -178,7 +180,7 @@ MoeGradients float8_backward(const Device& gpu, const MoeSizes& sizes, const Exp
   } else {
     outputs.rows = quantize_rows_cuda(grad, tokens);
   }
-  Tensor inside_grad = float8_input_gradient(steps, outputs.rows, w2, ends);
+  Tensor inside_grad = float8_input_gradient(steps, outputs.rows, w2, given.w2, ends);
   outputs.rows = {};
   Tensor inside = matrix(sizes.rows, sizes.inner, view);
   Tensor before_grad = matrix(sizes.rows, 2 * sizes.inner, view);
@@ -203,7 +205,7 @@ MoeGradients float8_backward(const Device& gpu, const MoeSizes& sizes, const Exp
   }
   before_grad = none;
   if (of_x) {
-    const Tensor of_rows = float8_input_gradient(steps, outputs.rows, w13, ends);
+    const Tensor of_rows = float8_input_gradient(steps, outputs.rows, w13, given.w13, ends);
     outputs.rows = {};
     x_grad = matrix(sizes.tokens, sizes.hidden, view);
     sum_experts(gpu, of_rows, order.places, sizes.k, std::nullopt, x_grad);
@@ -221,28 +223,31 @@ Tensor moe_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weig
                 const Tensor& w13, const Tensor& w2, const std::string& activation,
                 bool interleaved, const std::string& recipe) {
   const Gating gating{check_activation(activation, kMoeOp), interleaved};
-  return run_moe(x, topk_ids, topk_weights, w13, w2, gating, recipe, nullptr);
+  return run_moe(x, topk_ids, topk_weights, w13, w2, gating, recipe, {}, nullptr);
 }
 
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cuda(const Tensor& x, const Tensor& topk_ids,
                                                     const Tensor& topk_weights, const Tensor& w13,
                                                     const Tensor& w2, const std::string& activation,
-                                                    bool interleaved, const std::string& recipe) {
+                                                    bool interleaved, const std::string& recipe,
+                                                    const MoeCopies& copies) {
   MoeKept kept;
   const Gating gating{check_activation(activation, kMoeOp), interleaved};
-  Tensor out = run_moe(x, topk_ids, topk_weights, w13, w2, gating, recipe, &kept);
+  Tensor out = run_moe(x, topk_ids, topk_weights, w13, w2, gating, recipe, copies, &kept);
   return {out, kept.before, kept.order};
 }
 
 MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                                const Tensor& w13, const Tensor& w2, const Tensor& before,
                                const Tensor& order, const std::string& activation, bool interleaved,
-                               bool of_x, bool of_w13, bool of_w2, const std::string& recipe) {
+                               bool of_x, bool of_w13, bool of_w2, const std::string& recipe,
+                               const MoeCopies& copies) {
   const TensorView view(x), weights(topk_weights), first(w13), second(w2);
   const Gating gating{check_activation(activation, kMoeOp), interleaved};
   check_moe_backward(TensorView(grad), view, weights, first, second, TensorView(before),
                      TensorView(order));
-  const bool of_float8 = is_of_float8(recipe, gating, view);
+  const bool of_float8 = is_of_float8(recipe, gating, view, copies.has_value());
+  const Float8Given given(copies, true, first, second);
   const MoeSizes sizes(view, weights, second);
   MoeGradients out{none_of(view), none_of(weights), none_of(view), none_of(view)};
   auto& [x_grad, weights_grad, w13_grad, w2_grad] = out;
@@ -256,8 +261,8 @@ MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor
   const Device& gpu = device(view.device_index);
   const ExpertOrder own(as_contiguous(order), sizes.rows);
   if (of_float8) {
-    return float8_backward(gpu, sizes, own, grad, x, topk_weights, w13, w2, before, gating, of_x,
-                           of_w13, of_w2);
+    return float8_backward(gpu, sizes, own, grad, x, topk_weights, w13, w2, before, given, gating,
+                           of_x, of_w13, of_w2);
   }
   const Tensor before_grad = matrix(sizes.rows, 2 * sizes.inner, view);
   {  // whose memory the other gradients take again

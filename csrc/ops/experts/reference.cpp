@@ -104,16 +104,18 @@ Tensor results_on_host(const Tensor& x, const Tensor& w13, const Tensor& w2, Gat
 
 Tensor moe_on_host(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                    const Tensor& w13, const Tensor& w2, Gating gating, const std::string& recipe,
-                   MoeKept* kept) {
-  const TensorView view(x), ids(topk_ids), second(w2);
-  check_moe(view, ids, TensorView(topk_weights), TensorView(w13), second);
+                   const MoeCopies& copies, MoeKept* kept) {
+  const TensorView view(x), ids(topk_ids), first(w13), second(w2);
+  check_moe(view, ids, TensorView(topk_weights), first, second);
+  const bool of_float8 = is_of_float8(recipe, gating, view, copies.has_value());
+  const Float8Given given(copies, false, first, second);
   const int64_t experts = second.sizes[0], rows = ids.sizes[0] * ids.sizes[1];
   const Tensor memory = order_on_host(topk_ids, experts);
   const HostOrder order(memory, rows, experts);
   Tensor before, results;
-  if (is_of_float8(recipe, gating, view)) {
-    results = float8_results(kFloat8OnHost, quantize_rows_cpu(x, order.tokens), w13, w2, order.ends,
-                             kept == nullptr ? nullptr : &before);
+  if (of_float8) {
+    results = float8_results(kFloat8OnHost, quantize_rows_cpu(x, order.tokens), w13, w2, given,
+                             order.ends, kept == nullptr ? nullptr : &before);
     if (kept != nullptr) clear_rest(before, order);
   } else {
     results = results_on_host(x, w13, w2, gating, order, kept == nullptr ? nullptr : &before);
@@ -159,34 +161,39 @@ Tensor moe_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
                const Tensor& w13, const Tensor& w2, const std::string& activation, bool interleaved,
                const std::string& recipe) {
   const Gating gating{check_activation(activation, kMoeOp), interleaved};
-  return moe_on_host(x, topk_ids, topk_weights, w13, w2, gating, recipe, nullptr);
+  return moe_on_host(x, topk_ids, topk_weights, w13, w2, gating, recipe, {}, nullptr);
 }
 
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cpu(const Tensor& x, const Tensor& topk_ids,
                                                    const Tensor& topk_weights, const Tensor& w13,
                                                    const Tensor& w2, const std::string& activation,
-                                                   bool interleaved, const std::string& recipe) {
+                                                   bool interleaved, const std::string& recipe,
+                                                   const MoeCopies& copies) {
   MoeKept kept;
   const Gating gating{check_activation(activation, kMoeOp), interleaved};
-  const Tensor out = moe_on_host(x, topk_ids, topk_weights, w13, w2, gating, recipe, &kept);
+  const Tensor out = moe_on_host(x, topk_ids, topk_weights, w13, w2, gating, recipe, copies, &kept);
   return {out, kept.before, kept.order};
 }
 
 MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                               const Tensor& w13, const Tensor& w2, const Tensor& before,
                               const Tensor& memory, const std::string& activation, bool interleaved,
-                              bool of_x, bool of_w13, bool of_w2, const std::string& recipe) {
+                              bool of_x, bool of_w13, bool of_w2, const std::string& recipe,
+                              const MoeCopies& copies) {
   const TensorView view(x), weights(topk_weights), first(w13), second(w2), sums(before);
   const Activation known = check_activation(activation, kMoeOp);
   check_moe_backward(TensorView(grad), view, weights, first, second, sums, TensorView(memory));
-  const bool of_float8 = is_of_float8(recipe, {known, interleaved}, view);
+  const bool of_float8 = is_of_float8(recipe, {known, interleaved}, view, copies.has_value());
+  const Float8Given given(copies, true, first, second);
   const int64_t tokens = weights.sizes[0], k = weights.sizes[1], inner = second.sizes[2];
   const HostOrder order(as_contiguous(memory), tokens * k, second.sizes[0]);
-  const auto times_weight = [&](const Tensor& rows, const Tensor& weight) {
+  const auto times_weight = [&](const Tensor& rows, const Tensor& weight,
+                                const std::optional<Float8Weight>& copy) {
     if (!of_float8) return grouped_product_cpu(rows, wide(weight), order.ends, true);
     const Tensor own = narrow_to(rows, view.dtype);
     const Quantized quantised_rows = quantize_rows_cpu(own, std::nullopt);
-    const Tensor out = float8_input_gradient(kFloat8OnHost, quantised_rows, weight, order.ends);
+    const Tensor out =
+        float8_input_gradient(kFloat8OnHost, quantised_rows, weight, copy, order.ends);
     clear_rest(out, order);
     return wide(out);
   };
@@ -200,7 +207,7 @@ MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor&
     return float8_weight_gradient(kFloat8OnHost, columns(outputs), columns(inputs), weight, blocks);
   };
   const Tensor grad_rows = selected(wide(grad), order.tokens);
-  const Tensor inside_grad = times_weight(grad_rows, w2);
+  const Tensor inside_grad = times_weight(grad_rows, w2, given.w2);
   const GatesAndUps own(as_contiguous(wide(before)), inner, interleaved);
   const Tensor gate = torch::stable::contiguous(own.gate), up = torch::stable::contiguous(own.up);
   const Tensor value = apply_activation(gate, known), inside = multiplied(value, up);
@@ -224,7 +231,7 @@ MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor&
                    nothing(), nothing()};
   auto& [x_grad, unused, w13_grad, w2_grad] = out;
   if (of_x) {
-    const Tensor rows = times_weight(before_grad, w13);
+    const Tensor rows = times_weight(before_grad, w13, given.w13);
     x_grad = narrow_to(summed(rows, order, tokens, k), view.dtype);
   }
   if (of_w13) w13_grad = of_weight(before_grad, selected(wide(x), order.tokens), first);

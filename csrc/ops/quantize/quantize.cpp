@@ -85,7 +85,7 @@ int mode_of(const QuantizeCall& call) {
 struct RowsOf {
   const std::optional<Tensor>& numbers;
   const GroupBlocks* blocks;  // null: not apart
-  Quantized* also = nullptr;  // rows with scales of 1x128, beside the columns of groups
+  Quantized* also = nullptr;  // not transposed: rows of 1x128, or without `blocks` 128x128
 };
 
 Quantized empty_quantized(const QuantizeCall& call, int32_t device_index) {
@@ -153,10 +153,13 @@ Quantized run_quantize(const Tensor& x, const QuantizeCall& call, const RowsOf* 
     const char* tables = static_cast<const char*>(TensorView(own.tables).data());
     params.blocks = reinterpret_cast<const GroupBlock*>(tables) + 1 + own.groups;
     blocks = own.most * across;
-    if (of->also != nullptr) {
-      params.row_data = static_cast<unsigned char*>(std::get<0>(*of->also).mutable_data_ptr());
-      params.row_scales = static_cast<float*>(std::get<1>(*of->also).mutable_data_ptr());
-    }
+  }
+  if (params.blocks != nullptr || (of != nullptr && of->also != nullptr)) {
+    params.flags |= kQuantizeApart;
+  }
+  if (of != nullptr && of->also != nullptr) {
+    params.row_data = static_cast<unsigned char*>(std::get<0>(*of->also).mutable_data_ptr());
+    params.row_scales = static_cast<float*>(std::get<1>(*of->also).mutable_data_ptr());
   }
   if (mode == kBlockMode || mode == kGatedMode) {
     blocks = ceil_div(blocks, kQuantizeBand) * kQuantizeBand * across;
@@ -219,6 +222,17 @@ QuantizedBoth quantize_both_cuda(const Tensor& x, const std::optional<Tensor>& n
   Quantized rows = empty_quantized(call_of_rows(x, numbers), TensorView(x).device_index);
   const RowsOf of{numbers, &blocks, &rows};
   return {rows, run_quantize(x, call_of_groups(x, blocks), &of)};
+}
+
+QuantizedBoth quantize_weight_cuda(const Tensor& x) {
+  const auto call = [&](bool transpose) {
+    return check_quantize(TensorView(x), kScaleBlock128x128, transpose, false, "none",
+                          std::nullopt);
+  };
+  const std::optional<Tensor> none;
+  Quantized rows = empty_quantized(call(false), TensorView(x).device_index);
+  const RowsOf of{none, nullptr, &rows};
+  return {rows, run_quantize(x, call(true), &of)};
 }
 
 }  // namespace torch_cubin

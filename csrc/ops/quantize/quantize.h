@@ -81,4 +81,8 @@ struct QuantizedBoth {
 QuantizedBoth quantize_both_cuda(const Tensor& x, const std::optional<Tensor>& numbers,
                                  const GroupBlocks& blocks);
 
+// x and its transpose, by 128x128, for which x is read once.
+QuantizedBoth quantize_weight_cpu(const Tensor& x);
+QuantizedBoth quantize_weight_cuda(const Tensor& x);
+
 }  // namespace torch_cubin

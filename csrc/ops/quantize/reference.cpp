@@ -88,4 +88,11 @@ Quantized quantize_groups_cpu(const Tensor& x, const std::optional<Tensor>& numb
                       std::nullopt);
 }
 
+QuantizedBoth quantize_weight_cpu(const Tensor& x) {
+  const auto of = [&](bool transpose) {
+    return quantize_cpu(x, kScaleBlock128x128, transpose, false, "none", std::nullopt);
+  };
+  return {of(false), of(true)};
+}
+
 }  // namespace torch_cubin
