@@ -1,16 +1,13 @@
 // The C API behind install() and drop_in() (torch_cubin/_drop_in): registers our kernels for aten's
 // operators, sets the policies, and returns the counts of declined calls.
-#include <torch/csrc/stable/library.h>
-
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
 
 #include "c_answer.h"
 #include "cubin/error.h"
 #include "ops/attention/api/aten_attention.h"
-#include "ops/attention/api/aten_packed_attention.h"
 #include "ops/common/batch_invariant.h"
+#include "ops/common/over_aten.h"
 #include "ops/common/serving.h"
 #include "ops/common/thread_objects.h"
 #include "ops/matmul/aten_products.h"
@@ -19,13 +16,10 @@
 #include "ops/scaled/aten_scaled.h"
 #include "package/package.h"
 #include "pytorch/aten_kernels.h"
-#include "pytorch/torch_error.h"
 
 using namespace torch_cubin;
 
 namespace {
-
-using torch::stable::detail::StableLibrary;
 
 // For aten's operators and the dispatch key "CUDA" or "CPU". It and the key are leaked on purpose:
 // PyTorch keeps the key's address, and registrations are never removed.
@@ -36,22 +30,6 @@ StableLibrary& library_over_aten(const std::string& key) {
   return *new StableLibrary(StableLibrary::Kind::IMPL, "aten", key == "CUDA" ? "CUDA" : "CPU",
                             __FILE__, __LINE__);
 }
-
-// A kernel's function, whose [oom] becomes the error that programs catch around PyTorch's kernel.
-template <auto kFunction>
-struct OverAten;
-template <class Result, class... Args, Result (*kFunction)(Args...)>
-struct OverAten<kFunction> {
-  static Result call(Args... args) {
-    try {
-      return kFunction(std::forward<Args>(args)...);
-    } catch (const Error& error) {
-      if (error.tag() == "oom") throw_torch_out_of_memory(error.what());
-      throw;
-    }
-  }
-};
-#define TC_OVER_ATEN(function) TORCH_BOX(&OverAten<&(function)>::call)
 
 Policy policy_of(int number) {
   if (number < static_cast<int>(Policy::kOff) || number > static_cast<int>(Policy::kAll)) {
@@ -78,39 +56,22 @@ TORCH_CUBIN_API char* torch_cubin_stand_over_aten(const char* key) {
     if (aten_products(on_cuda).scaled_mm != nullptr) {
       library.impl("_scaled_mm", TC_OVER_ATEN(aten_scaled_mm));
     }
-    // A CPU build has none of PyTorch's fused attention ops; there tests call ours.
-    const AtenAttentions& aten = aten_attentions();
-#define TC_ATTENTION_OP(name)                                        \
-  if (!on_cuda || (aten.name && aten.name##_backward)) {             \
-    library.impl("_scaled_dot_product_" #name "_attention",          \
-                 TC_OVER_ATEN(aten_##name##_attention));             \
-    library.impl("_scaled_dot_product_" #name "_attention_backward", \
-                 TC_OVER_ATEN(aten_##name##_attention_backward));    \
-  }
-    TC_ATTENTION_OP(flash);
-    TC_ATTENTION_OP(efficient);
-    TC_ATTENTION_OP(cudnn);
+    register_aten_attention(library, on_cuda);
   });
 }
 
-// The same for attention of packed sequences; `arguments` is the number of those of
-// aten::_flash_attention_forward in this PyTorch. Registers nothing for a number that is not known.
-TORCH_CUBIN_API char* torch_cubin_stand_over_packed(const char* key, int arguments) {
+// The same for PyTorch's flash attention; `arguments` is the number of those of
+// aten::_flash_attention_forward in this PyTorch, `into` that of the variant with an output, or 0.
+TORCH_CUBIN_API char* torch_cubin_stand_over_flash(const char* key, int arguments, int into) {
   return answer([&] {
     const std::string name = given(key, "dispatch key");
-    const AtenAttentions& aten = aten_attentions();
-    const bool has_forward = arguments == 17 ? aten.paged != nullptr : aten.packed != nullptr;
-    if (name == "CUDA" && !(has_forward && aten.packed_backward)) return;
-    StableLibrary& library = library_over_aten(name);
-    if (arguments == 15) {
-      library.impl("_flash_attention_forward", TC_OVER_ATEN(aten_packed_attention));
-    } else if (arguments == 17) {
-      library.impl("_flash_attention_forward", TC_OVER_ATEN(aten_paged_attention));
-    } else {
-      return;
-    }
-    library.impl("_flash_attention_backward", TC_OVER_ATEN(aten_packed_attention_backward));
+    register_aten_flash_attention(library_over_aten(name), name == "CUDA", arguments, into);
   });
+}
+
+// torch.nn.attention.activate_flash_attention_impl("cubin"): serves its calls whatever the policy.
+TORCH_CUBIN_API void torch_cubin_set_flash_implementation(int on) {
+  set_flash_implementation(on != 0);
 }
 
 // The same for aten::sum over dims, of which we serve those over the first ones.

@@ -38,6 +38,7 @@ AtenAttentions find_attentions() {
   find_shim(found.cudnn_backward, start + "cudnn_attention_backward");
   find_shim(found.packed, "aoti_torch_cuda__flash_attention_forward");
   find_shim(found.paged, "aoti_torch_cuda__flash_attention_forward_v2");
+  find_shim(found.into, "aoti_torch_cuda__flash_attention_forward_no_dropout_inplace_v2");
   find_shim(found.packed_backward, "aoti_torch_cuda__flash_attention_backward");
   return found;
 }

@@ -80,6 +80,13 @@ struct AtenAttentions {
                                    Handle* seqused_k, Handle* alibi_slopes, Handle* block_table,
                                    int64_t* num_splits, Handle*, Handle*, Handle*, Handle*,
                                    Handle*);
+  // Into `out`; the result is the logsumexp.
+  using Into = AOTITorchError (*)(Handle out, Handle query, Handle key, Handle value,
+                                  Handle* cum_seq_q, Handle* cum_seq_k, int64_t max_q,
+                                  int64_t max_k, double dropout_p, int32_t is_causal,
+                                  int32_t return_debug_mask, double* scale, int64_t* window_left,
+                                  int64_t* window_right, Handle* seqused_k, Handle* alibi_slopes,
+                                  Handle* block_table, int64_t* num_splits, Handle*);
   using PackedBackward = AOTITorchError (*)(Handle grad_out, Handle query, Handle key, Handle value,
                                             Handle out, Handle logsumexp, Handle cum_seq_q,
                                             Handle cum_seq_k, int64_t max_q, int64_t max_k,
@@ -90,6 +97,7 @@ struct AtenAttentions {
   CudnnBackward cudnn_backward;
   Packed packed;
   Paged paged;
+  Into into;
   PackedBackward packed_backward;
 };
 

@@ -96,6 +96,7 @@ constexpr Internal kInternals[] = {
     TC_ATEN_ATTENTION("cudnn_attention_backward"),
     TC_ATEN_PACKED("forward", ""),
     TC_ATEN_PACKED("forward_v2", " on torch 2.12 and newer"),
+    TC_ATEN_PACKED("forward_no_dropout_inplace_v2", " on torch 2.12 and newer"),
     TC_ATEN_PACKED("backward", ""),
     TC_ATEN_LAYER_NORMS("libtorch_cuda.so", "4cuda"),
     TC_ATEN_NORM("libtorch_cuda.so", "4cuda",

@@ -6,12 +6,12 @@ What it means, case by case, is in tests/ops/test_flash_implementation.py.
 from __future__ import annotations
 
 import inspect
-import math
 
 import numerics
 import pytest
 import torch
 import torch.nn.functional as F
+from ops import attention_samples
 from torch.nn import attention
 
 import torch_cubin
@@ -20,7 +20,7 @@ if not hasattr(attention, "register_flash_attention_impl"):
     pytest.skip("this PyTorch has no registry of flash attention", allow_module_level=True)
 
 FLASH = attention.SDPBackend.FLASH_ATTENTION
-SDPA = "_scaled_dot_product_flash_attention"
+SDPA = "aten::_scaled_dot_product_flash_attention"
 
 
 @pytest.fixture
@@ -38,12 +38,7 @@ def served() -> dict[str, int]:
 
 def formula(q, k, v, is_causal):
     """float64; heads of keys are repeated."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    if is_causal:
-        hidden = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(hidden, -math.inf)
-    return scores.softmax(-1) @ v
+    return attention_samples.formula(q, k, v, is_causal=is_causal, enable_gqa=True)[0]
 
 
 def near(mine: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
@@ -98,6 +93,35 @@ def test_compiled_forward_and_backward() -> None:
 
     compare(torch.compile(call, fullgraph=True), draw(2, 8, 8, 256, 64), True)
     assert served() == {SDPA: 1, f"{SDPA}_backward": 1}
+
+
+@pytest.mark.parametrize("layout", ["rows first", "packed"])
+@pytest.mark.usefixtures("active")
+def test_autocast_casts_nothing(layout: str) -> None:
+    """As in PyTorch's kernels of these operators, compiled or not; float16 would overflow here."""
+    ends = torch.tensor([0, 4, 10], dtype=torch.int32, device="cuda")
+
+    def call(q, k, v):
+        if layout == "packed":
+            return forward(q, k, v, ends, ends, 6, 6, 0.0, True, False)[0]
+        return forward(q[None], k[None], v[None], None, None, 10, 10, 0.0, True, False)[0]
+
+    forward = torch.ops.aten._flash_attention_forward
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    # Not of query and key: from scores of 2^31 on gradients may be infinite.
+    tensors = [(torch.randn(10, 4, 16, **options) * x).requires_grad_() for x in (1, 1, 1e5)]
+    results = []
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for enabled, attend in ((False, call), (True, call), (True, compiled)):
+        with torch.autocast("cuda", dtype=torch.float16, enabled=enabled):
+            out = attend(*tensors)
+            gradients = torch.autograd.grad(out, tensors, torch.ones_like(out))
+        results.append((out.detach(), *gradients))
+    for without, eager, from_graph in zip(*results, strict=True):
+        assert without.isfinite().all()
+        for result in (eager, from_graph):
+            assert result.dtype == torch.bfloat16
+            assert torch.equal(result, without)
 
 
 def test_dropout_matches_pytorch_bitwise() -> None:
@@ -175,7 +199,7 @@ def test_jagged_nested_tensors_forward_and_backward() -> None:
             # With a single key, dq and dk are zero except for rounding.
             if lengths[i] > 1:
                 near(own[i], theirs[0].transpose(0, 1), f"gradient of sequence {i}")
-    assert served() == {"_flash_attention_forward": 1, "_flash_attention_backward": 1}
+    assert served() == {"aten::_flash_attention_forward": 1, "aten::_flash_attention_backward": 1}
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -206,4 +230,6 @@ def test_a_packed_sequence_among_others_with_one_split(head_dim: int) -> None:
         rows = slice(begin, begin + length)
         numerics.check_bits(attend(rows, [0, length], length), full[rows])
     if torch.cuda.get_device_capability() == (9, 0):
-        assert served() == {"_flash_attention_forward": 6}
+        assert served() == {"aten::_flash_attention_forward": 6}
+    else:  # several kernels, hence PyTorch's
+        assert [row.reason[:12] for row in torch_cubin.report().declined] == ["num_splits=1"]

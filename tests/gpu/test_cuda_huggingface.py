@@ -190,7 +190,7 @@ def test_an_unmodified_model_under_sdpa() -> None:
                 attention.restore_flash_attention_impl()
         report = torch_cubin.report(reset=True)
         served = {row.function: row.calls for row in report.served}
-        name = "_scaled_dot_product_flash_attention"
+        name = "aten::_scaled_dot_product_flash_attention"
         assert served == ({name: LAYERS, f"{name}_backward": LAYERS} if active else {})
         assert report.declined == ()
         gradients = [p.grad.float() for p in llama.parameters()]

@@ -148,6 +148,25 @@ def test_few_keys_are_pytorchs_under_fastest(keys) -> None:
         assert declined.reason == "fewer than 8192 keys, which is not known to be quicker"
 
 
+@pytest.mark.parametrize("policy", ["fastest", "all"])
+def test_one_split_is_pytorchs_under_fastest(policy) -> None:
+    if "num_splits" not in str(aten._flash_attention_forward.default._schema):
+        pytest.skip("this PyTorch has no num_splits")
+    query, key = torch.randn(2, 1, 16).bfloat16(), torch.randn(8192, 1, 16).bfloat16()
+    ends = offsets((1, 1)), offsets((4096, 4096))
+    with installed(policy):
+        call = functools.partial(
+            aten._flash_attention_forward, query, key, key, *ends, 1, 4096, 0.0, False, False
+        )
+        if policy == "all":
+            call(num_splits=1)
+            assert served() == {FORWARD: 1}
+            return
+        with pytest.raises(RuntimeError, match=NOT_ON_THE_CPU):
+            call(num_splits=1)
+        assert [row.reason for row in torch_cubin.report().declined] == ["num_splits=1"]
+
+
 def test_calls_without_offsets_are_pytorchs_and_are_not_counted() -> None:
     """PyTorch's own SDPA by flash attention makes them, and is counted."""
     query = torch.randn(2, 5, 4, 16).bfloat16()

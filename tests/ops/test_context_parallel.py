@@ -15,7 +15,7 @@ from torch.nn import attention
 
 HERE = Path(__file__).resolve().parent
 RANKS = 2
-SDPA = "_scaled_dot_product_flash_attention"
+SDPA = "aten::_scaled_dot_product_flash_attention"
 
 
 def ranks(device: str, folder: Path) -> list[dict]:

@@ -1,33 +1,32 @@
 """The implementation "cubin" in PyTorch's registry of flash attention.
 
 PyTorch has no flash attention of these operators on the CPU, so there the implementation is put
-behind the CPU's dispatch key, where it serves the same calls by the reference; what it leaves to
-PyTorch goes to a stand-in. On a GPU it is activated as a user does it.
-Longer than files should be: every section needs the stand-in and the layouts at its top.
+behind the CPU's dispatch key, where it serves the same calls by the reference, and calls that it
+leaves to PyTorch raise. On a GPU it is activated as a user does it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
+from ops import attention_samples
 from ops.test_attention_semantics import near
 from torch.nn import attention
 
 import torch_cubin
-from torch_cubin._drop_in import flash_implementation
-from torch_cubin._ops import batch_invariant
+from torch_cubin._drop_in import aten_kernels, flash_implementation
+from torch_cubin._pytorch.aten_kernels import has_cuda
 
 pytestmark = pytest.mark.skipif(
     not hasattr(attention, "register_flash_attention_impl"), reason="this PyTorch has no registry"
 )
 aten = torch.ops.aten
-SDPA = "_scaled_dot_product_flash_attention"
-VARLEN = "_flash_attention_forward"
+SDPA = "aten::_scaled_dot_product_flash_attention"
+VARLEN, VARLEN_BACKWARD = "aten::_flash_attention_forward", "aten::_flash_attention_backward"
 
 
 @pytest.fixture
@@ -54,21 +53,9 @@ def heads_first(device, heads=4, shared=4, rows=5, columns=5, dim=16, batch=2, g
 
 def formula(q, k, v, is_causal=False, scale=None, window=(-1, -1)):
     """Output and logsumexp in float64, with PyTorch's inf where a row sees no key."""
-    q, k, v = (x.double() for x in (q, k, v))
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores = q @ k.mT * (scale or 1 / math.sqrt(q.shape[-1]))
-    rows, columns = scores.shape[-2:]
-    i = torch.arange(rows, device=q.device)[:, None] + columns - rows
-    j = torch.arange(columns, device=q.device)
-    right = 0 if is_causal else window[1]
-    hidden = torch.zeros(rows, columns, dtype=torch.bool, device=q.device)
-    if right >= 0:
-        hidden |= j > i + right
-    if window[0] >= 0:
-        hidden |= j < i - window[0]
-    scores = scores.masked_fill(hidden, -math.inf)
-    sums = scores.logsumexp(-1)
-    out = torch.nan_to_num(scores.softmax(-1)) @ v
+    window = {"window_left": window[0], "window_right": window[1]}
+    options = {"scale": scale, "enable_gqa": True, "bottom_right": True, **window}
+    out, sums = attention_samples.formula(q, k, v, is_causal=is_causal, **options)
     return out, torch.where(sums == -math.inf, math.inf, sums)
 
 
@@ -182,33 +169,21 @@ def test_rows_first_with_a_window(window, active, device):
     torch.testing.assert_close(results[1].double(), sums, rtol=1e-3, atol=1e-3)
 
 
-LENGTHS = [(3, 3), (0, 2), (4, 6), (5, 0), (1, 1)]
+ROWS, COLUMNS = (3, 0, 4, 5, 1), (3, 2, 6, 0, 1)
 
 
 def packed(device, heads=4, shared=2, dim=16, grad=False):
-    """Query, key, value, and the offsets of LENGTHS."""
-    rows, columns = (sum(pair[i] for pair in LENGTHS) for i in (0, 1))
-    shapes = ((rows, heads, dim), *[(columns, shared, dim)] * 2)
+    """Query, key and value of ROWS and COLUMNS, and the offsets."""
+    shapes = ((sum(ROWS), heads, dim), *[(sum(COLUMNS), shared, dim)] * 2)
     tensors = [
         torch.randn(s, device=device, dtype=torch.bfloat16, requires_grad=grad) for s in shapes
     ]
-    offsets = [
-        torch.tensor([0, *(pair[i] for pair in LENGTHS)], device=device).cumsum(0).int()
-        for i in (0, 1)
-    ]
-    return tensors, offsets
+    return tensors, [torch.tensor([0, *n], device=device).cumsum(0).int() for n in (ROWS, COLUMNS)]
 
 
 def formula_of_packed(tensors, causal=False):
-    outs, sums, row, column = [], [], 0, 0
-    q, k, v = tensors
-    for rows, columns in LENGTHS:
-        own = (q[row : row + rows], k[column : column + columns], v[column : column + columns])
-        out, logsumexp = formula(*(x.transpose(0, 1)[None] for x in own), causal)
-        outs.append(out[0].transpose(0, 1))
-        sums.append(logsumexp[0])
-        row, column = row + rows, column + columns
-    return torch.cat(outs), torch.cat(sums, 1)
+    out, sums = attention_samples.packed_formula(*tensors, ROWS, COLUMNS, is_causal=causal)
+    return out, torch.where(sums == -math.inf, math.inf, sums)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -224,7 +199,7 @@ def test_packed_sequences_forward_and_backward(causal, active, device):
     expected = torch.autograd.grad(out, leaves, grad.double())
     for mine, theirs in zip(got, expected, strict=True):
         near(mine, theirs)
-    assert calls(active().served) == {VARLEN: 1, "_flash_attention_backward": 1}
+    assert calls(active().served) == {VARLEN: 1, VARLEN_BACKWARD: 1}
 
 
 def test_varlen_attn(active, device):
@@ -294,182 +269,98 @@ def test_one_split_is_batch_invariant(active, device):
     assert torch.equal(call(q, k, v)[1:], alone)
 
 
-def test_one_split_of_packed_sequences_is_batch_invariant(active, device, monkeypatch):
+def test_one_split_of_packed_sequences(active, device):
+    """Its bits are compared on a GPU (tests/gpu/test_cuda_flash_implementation.py)."""
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     if "num_splits" not in inspect.signature(varlen.varlen_attn).parameters:
         pytest.skip("this PyTorch has no num_splits")
-    if not flash_implementation._has_one_packed_kernel(torch.device(device)):
+    if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("PyTorch's kernel serves this here")
     tensors, offsets = packed(device, shared=4)
-    state = []
-    forward = flash_implementation._forward
-
-    def spy(*args, **kwargs):
-        state.append(batch_invariant.is_batch_invariant())
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(flash_implementation, "_forward", spy)
     for splits in (None, 1, 2):
         # From torch 2.15 on it asks which backends are allowed.
         with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
             out = varlen.varlen_attn(*tensors, *offsets, 5, 6, num_splits=splits)
         near(out, formula_of_packed(tensors)[0])
-    assert state == [False, True, False]
+    assert calls(active().served) == {VARLEN: 3}
     assert active().declined == ()
 
 
-def test_one_split_of_packed_sequences_is_pytorchs_if_kernels_differ(monkeypatch):
-    if "num_splits" not in str(aten._flash_attention_forward.default._schema):
-        pytest.skip("this PyTorch has no num_splits")
-    torch_cubin.report(reset=True)
-    monkeypatch.setattr(flash_implementation, "_has_one_packed_kernel", lambda device: False)
-    tensors, offsets = packed("cpu")
-    q, k, v = (x.transpose(1, 2) for x in heads_first("cpu"))
-    with stand_in(VARLEN) as seen:
-        implementation = flash_implementation.Implementation("CPU")
-        try:
-            aten._flash_attention_forward(*tensors, *offsets, 5, 6, 0.0, False, False, num_splits=1)
-            aten._flash_attention_forward(*tensors, *offsets, 5, 6, 0.0, False, False)
-            aten._flash_attention_forward(
-                *(q, k, v, None, None, 5, 5, 0.0, False, False), num_splits=1
-            )
-        finally:
-            implementation.remove()
-    (call,) = seen
-    assert call[2]["num_splits"] == 1
-    report = torch_cubin.report(reset=True)
-    assert calls(report.served) == {VARLEN: 2}
-    (row,) = report.declined
-    assert (row.function, row.calls) == (VARLEN, 1)
-    assert row.reason.startswith("num_splits=1")
+def backward_of(q, k, v, sums):
+    state = torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64)
+    return aten._scaled_dot_product_flash_attention_backward(
+        *(q, q, k, v, q, sums, None, None, 5, 5, 0.0, False, *state)
+    )
 
 
-AUTOCAST_CALLS = {
-    "sdpa": lambda q, k, v, cu: aten._scaled_dot_product_flash_attention(
-        *(x[None].transpose(1, 2) for x in (q, k, v)), 0.0, True
-    )[0],
-    "rows first": lambda q, k, v, cu: aten._flash_attention_forward(
-        *(x[None] for x in (q, k, v)), None, None, 10, 10, 0.0, True, False
-    )[0],
-    "packed": lambda q, k, v, cu: aten._flash_attention_forward(
-        q, k, v, cu, cu, 6, 6, 0.0, True, False
-    )[0],
-}
+def rows_first(q, k, v, cu_q=None, cu_k=None, **options):
+    return aten._flash_attention_forward(q, k, v, cu_q, cu_k, 4, 4, 0.0, False, False, **options)
 
 
-@pytest.mark.parametrize("name", AUTOCAST_CALLS)
-@pytest.mark.usefixtures("active")
-def test_autocast_casts_nothing(name, device):
-    """As in PyTorch's kernels of these operators, compiled or not; float16 would overflow here."""
-    if (name, device) == ("sdpa", "cuda"):
-        pytest.skip("there PyTorch itself casts what it is called with, and would overflow, too")
-    call = AUTOCAST_CALLS[name]
-    options = {"device": device, "dtype": torch.bfloat16}
-    # Not of query and key: from scores of 2^31 on gradients may be infinite.
-    tensors = [(torch.randn(10, 4, 16, **options) * x).requires_grad_() for x in (1, 1, 1e5)]
-    offsets = torch.tensor([0, 4, 10], dtype=torch.int32, device=device)
-    results = []
-    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
-    for enabled, attend in ((False, call), (True, call), (True, compiled)):
-        with torch.autocast(device, dtype=torch.float16, enabled=enabled):
-            out = attend(*tensors, offsets)
-            gradients = torch.autograd.grad(out, tensors, torch.ones_like(out))
-        results.append((out.detach(), *gradients))
-    for without, eager, from_graph in zip(*results, strict=True):
-        assert without.isfinite().all()
-        for result in (eager, from_graph):
-            assert result.dtype == torch.bfloat16
-            assert torch.equal(result, without)
-
-
-@contextlib.contextmanager
-def stand_in(*names: str):
-    """PyTorch's own kernels on the CPU: they answer with what they were called with."""
-    library = torch.library.Library("aten", "IMPL")
-    seen = []
-
-    def kernel(name):
-        def run(*args, **kwargs):
-            seen.append((name, args, kwargs))
-            q = args[1] if "backward" in name else args[0]
-            if "backward" in name:
-                return tuple(torch.zeros_like(x) for x in args[1:4])
-            if name == VARLEN:
-                return (torch.zeros_like(q), q.new_zeros(1), *[q.new_zeros(1)] * 3)
-            # Through the served operator, as PyTorch's kernel does.
-            rows = [x.transpose(1, 2) for x in args[:3]]
-            inner = aten._flash_attention_forward(
-                *rows, None, None, 1, 1, *args[3:5], False, scale=kwargs.get("scale")
-            )
-            return (torch.ones_like(q), inner[1], None, None, 1, 1, *inner[2:])
-
-        return run
-
-    for name in names:
-        library.impl(name, kernel(name), "CPU")
-    try:
-        yield seen
-    finally:
-        del library, kernel
-
-
-def test_dropout_goes_to_pytorch_and_is_counted():
-    torch_cubin.report(reset=True)
-    with stand_in(SDPA, VARLEN) as seen:
-        implementation = flash_implementation.Implementation("CPU")
-        try:
-            q, k, v = heads_first("cpu")
-            results = aten._scaled_dot_product_flash_attention(q, k, v, 0.25, True, scale=0.5)
-        finally:
-            implementation.remove()
-    assert results[0].eq(1).all()
-    assert [name for name, _, _ in seen] == [SDPA, VARLEN]
-    assert seen[0][1][3:] == (0.25, True)
-    assert seen[0][2] == {"scale": 0.5}
-    assert seen[1][1][7] == 0.25
-    report = torch_cubin.report(reset=True)
-    assert report.served == ()
-    (row,) = report.declined
-    assert (row.function, row.calls) == (SDPA, 1)
-    assert row.reason.startswith("dropout")
-
-
+# Calls that are left to PyTorch's kernel, and the reason.
 REFUSED = {
-    "float32": lambda q, k, v: aten._scaled_dot_product_flash_attention(
-        *(x.float() for x in (q, k, v))
+    "dropout": (
+        lambda q, k, v: aten._scaled_dot_product_flash_attention(q, k, v, 0.25, True),
+        "dropout, whose numbers PyTorch's backward draws again",
     ),
-    "debug mask": lambda q, k, v: aten._scaled_dot_product_flash_attention(
-        q, k, v, return_debug_mask=True
+    "float32": (
+        lambda q, k, v: aten._scaled_dot_product_flash_attention(*(x.float() for x in (q, k, v))),
+        "a dtype that is not float16 or bfloat16",
     ),
-    "head_dim of values": lambda q, k, v: aten._scaled_dot_product_flash_attention(
-        q, k, v[..., :8]
+    "debug mask": (
+        lambda q, k, v: aten._scaled_dot_product_flash_attention(q, k, v, return_debug_mask=True),
+        "return_debug_mask",
     ),
-    "slopes": lambda q, k, v: aten._flash_attention_forward(
-        *(q.mT.mT, k, v, None, None, 4, 4, 0.0, False, False),
-        alibi_slopes=torch.ones(5),
+    "head_dim of values": (
+        lambda q, k, v: aten._scaled_dot_product_flash_attention(q, k, v[..., :8]),
+        "another head_dim for values",
     ),
-    "lengths": lambda q, k, v: aten._flash_attention_forward(
-        *(q, k, v, None, None, 4, 4, 0.0, False, False),
-        seqused_k=torch.ones(2, dtype=torch.int32),
+    "slopes": (
+        lambda q, k, v: rows_first(q.mT.mT, k, v, alibi_slopes=torch.ones(5)),
+        "seqused_k, alibi_slopes or block_table",
     ),
-    "padded sums": lambda q, k, v: aten._scaled_dot_product_flash_attention_backward(
-        *(q, q, k, v, q, torch.zeros(2, 5, 128), None, None, 5, 5, 0.0, False, q, q)
+    "lengths": (
+        lambda q, k, v: rows_first(q, k, v, seqused_k=torch.ones(2, dtype=torch.int32)),
+        "seqused_k, alibi_slopes or block_table",
     ),
-    "one offset": lambda q, k, v: aten._flash_attention_forward(
-        *(q[0], k[0], v[0], torch.zeros(2, dtype=torch.int32), None, 4, 4, 0.0, False, False)
+    "padded sums": (
+        lambda q, k, v: backward_of(q, k, v, torch.zeros(2, 5, 128)),
+        "a logsumexp of another layout",
+    ),
+    "one offset": (
+        lambda q, k, v: rows_first(q[0], k[0], v[0], torch.zeros(2, dtype=torch.int32)),
+        "offsets of the queries or of the keys alone",
     ),
 }
 
 
+@pytest.mark.skipif(has_cuda(), reason="PyTorch's kernel gets tensors of the CPU")
 @pytest.mark.parametrize("case", REFUSED)
-def test_calls_left_to_pytorch_without_a_kernel_are_no_kernel_errors(case):
-    implementation = flash_implementation.Implementation("CPU")
-    try:
-        # A torch_cubin.Error, but a RuntimeError of its text where it crosses C++ of a CUDA build.
-        with pytest.raises(RuntimeError, match=r"torch_cubin \[no_kernel\]: aten::_"):
-            REFUSED[case](*heads_first("cpu", heads=5, shared=5))
-    finally:
-        implementation.remove()
+@pytest.mark.parametrize("device", ["cpu"])
+def test_calls_left_to_pytorch_are_counted_and_without_a_kernel_are_no_kernel_errors(case, active):
+    call, reason = REFUSED[case]
+    # A torch_cubin.Error, but a RuntimeError of its text where it crosses C++ of a CUDA build.
+    with pytest.raises(RuntimeError, match=r"torch_cubin \[no_kernel\]: aten::_"):
+        call(*heads_first("cpu", heads=5, shared=5))
+    report = active()
+    assert report.served == ()
+    assert [(row.calls, row.reason) for row in report.declined] == [(1, reason)]
+
+
+def test_sequences_without_rows(active, device):
+    q, k, v = heads_first(device, rows=4, columns=0)
+    out, sums = aten._scaled_dot_product_flash_attention(q, k, v)[:2]
+    assert out.eq(0).all()
+    assert torch.isposinf(sums).all()
+    q, k, v = heads_first(device, rows=0)
+    assert aten._scaled_dot_product_flash_attention(q, k, v)[0].shape == q.shape
+    assert calls(active().served) == {SDPA: 2}
+
+
+def test_a_pytorch_without_its_c_functions_is_an_error(monkeypatch):
+    monkeypatch.setattr(aten_kernels, "is_ours", lambda op, key: op != aten_kernels.FLASH[2])
+    with pytest.raises(torch_cubin.Error, match=r"\[internal\].*all but _flash_attention_forward"):
+        flash_implementation.Implementation("CPU")
 
 
 def test_sdpa_of_pytorch_with_its_flash_backend(active, device):
@@ -507,5 +398,5 @@ def test_jagged_nested_tensors(active, device):
         near(mine.detach(), expected[0].transpose(0, 1))
     out.values().sum().backward()
     assert all(x.grad is not None for x in nested)
-    assert calls(active().served) == {VARLEN: 1, "_flash_attention_backward": 1}
+    assert calls(active().served) == {VARLEN: 1, VARLEN_BACKWARD: 1}
     assert active().declined == ()

@@ -23,7 +23,7 @@ KINDS = {
 # These pass options on by the names that another library has for them.
 DOORS = (
     *("torch_cubin/huggingface.py", "torch_cubin/_hub_attention.py", "csrc/pytorch/aten_kernels.h"),
-    "csrc/ops/attention/api/aten_packed_attention",
+    "csrc/ops/attention/api/aten_flash_attention",
 )
 
 

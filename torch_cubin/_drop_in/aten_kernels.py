@@ -28,6 +28,12 @@ POLICIES = {"off": 0, "fastest": 1, "all": 2}
 _SUMS = ("addmm", "baddbmm", "addmv")
 _FORMS = ("{}", "{}.out", "{}_")
 
+# Of PyTorch's flash attention; _flash_attention_forward_no_dropout_inplace, too, where it exists.
+FLASH = (
+    *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"),
+    *("_flash_attention_forward", "_flash_attention_backward"),
+)
+
 # The operators that install() serves. The others are registered in csrc/c_api_install.cpp.
 OPERATORS = (
     *("mm", "mm.out", "bmm", "bmm.out", "mv", "_grouped_mm", "_scaled_mm", "_scaled_mm_v2"),
@@ -38,14 +44,15 @@ OPERATORS = (
     *(form.format(name) for name in _SUMS for form in _FORMS),
     *(
         f"_scaled_dot_product_{kind}_attention{direction}"
-        for kind in ("flash", "efficient", "cudnn")
+        for kind in ("efficient", "cudnn")
         for direction in ("", "_backward")
     ),
-    *("_flash_attention_forward", "_flash_attention_backward"),
+    *FLASH,
 )
 
 _lock = fork_safe_lock()
 _registered: dict[str, torch.library.Library] = {}  # by dispatch key; guarded by _lock
+_with_flash: set[str] = set()  # dispatch keys; guarded by _lock
 _with_rows: set[tuple[str, str]] = set()  # kinds of _OVER_ROWS, and keys; guarded by _lock
 
 
@@ -87,14 +94,33 @@ def register(key: str = "CUDA") -> None:
             if pytorchs is not None:
                 owner.impl(name, _kernel_over(name, pytorchs), key, allow_override=True)
         library.stand_over_aten(key)
-        forward = operators.schema_of(torch.ops.aten._flash_attention_forward.default)
-        library.stand_over_packed(key, len(forward.arguments))
         _registered[key] = owner
+    register_flash(key)
     for kind in _OVER_ROWS:
         if any(kind in row["kinds"] for row in shipped_rows()):
             register_over_rows(kind)
     if library.load().torch_cubin_batch_invariant():
         register_rows()
+
+
+def register_flash(key: str = "CUDA") -> None:
+    """Registers our kernels of PyTorch's flash attention alone, as register() does."""
+    with _lock:
+        if key in _with_flash or (key == "CUDA" and not aten_kernels.has_cuda()):
+            return
+        aten_kernels.warn_of_override_now()
+        library.stand_over_flash(
+            key,
+            _argument_count("_flash_attention_forward"),
+            _argument_count("_flash_attention_forward_no_dropout_inplace"),
+        )
+        _with_flash.add(key)
+
+
+def _argument_count(name: str) -> int:
+    """Of an operator of aten; 0 if this PyTorch lacks it."""
+    packet = getattr(torch.ops.aten, name, None)
+    return 0 if packet is None else len(operators.schema_of(packet.default).arguments)
 
 
 def register_for(policy: str) -> None:

@@ -190,9 +190,9 @@ def stand_over_aten(key: str) -> None:
     _answer(load().torch_cubin_stand_over_aten(_text(key)))
 
 
-def stand_over_packed(key: str, arguments: int) -> None:
-    """The same for attention of packed sequences, whose forward has so many arguments."""
-    _answer(load().torch_cubin_stand_over_packed(_text(key), arguments))
+def stand_over_flash(key: str, arguments: int, into: int) -> None:
+    """The same for PyTorch's flash attention, whose forwards have so many arguments."""
+    _answer(load().torch_cubin_stand_over_flash(_text(key), arguments, into))
 
 
 def stand_over_sums(key: str) -> None:

@@ -22,6 +22,7 @@ namespace {
 using nlohmann::json;
 
 std::atomic<Policy> g_process_policy{Policy::kOff};
+std::atomic<bool> g_flash_implementation{false};
 // Number of threads with a policy of their own. While it is 0, no call looks for the policy of the
 // thread that called backward().
 std::atomic<int> g_threads{0};
@@ -201,6 +202,13 @@ Policy serving_policy() {
   // PyTorch's kernels are not batch-invariant.
   return policy == Policy::kFastest && batch_invariant() ? Policy::kAll : policy;
 }
+
+bool is_flash_implementation() {
+  return g_flash_implementation.load(std::memory_order_relaxed) && t_serving == 0 &&
+         t_measuring == Measuring::kNo;
+}
+
+void set_flash_implementation(bool on) { g_flash_implementation.store(on); }
 
 void set_process_policy(Policy policy) { g_process_policy.store(policy); }
 

@@ -25,6 +25,11 @@ Policy serving_policy();
 void set_process_policy(Policy policy);   // install()
 Policy set_thread_policy(Policy policy);  // drop_in(); returns the previous one
 
+// Whether this thread's calls of PyTorch's flash attention are served whatever the policy: its
+// implementation "cubin" is active in the process.
+bool is_flash_implementation();
+void set_flash_implementation(bool on);
+
 // A thread that measures: its calls run PyTorch's kernels or ours, whatever the policy, and are not
 // counted.
 enum class Measuring : int { kNo, kPyTorchs, kOurs };

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "ops/attention/api/attention.h"
-#include "ops/attention/problem/arguments.h"
-#include "ops/common/serving.h"
 #include "ops/common/stable_ops.h"
-#include "pytorch/aten_kernels.h"
 
 namespace torch_cubin {
 
@@ -15,6 +13,27 @@ bool serves_attention(const AtenOp& op, const char* reason) {
   if (reason == nullptr) return true;
   count_declined(op.name, reason);
   return false;
+}
+
+std::tuple<Tensor, Tensor> serve_forward(const AtenOp& op, AttentionArguments arguments) {
+  const ServedCall served;
+  const Tensor first = arguments.query;
+  const TensorView query(first);
+  const auto run = query.on_cuda() ? &attention_forward_cuda : &attention_forward_cpu;
+  auto results = run(std::move(arguments), true);
+  op.count_served(query);
+  return results;
+}
+
+ThreeTensors serve_backward(const AtenOp& op, AttentionArguments arguments, const Tensor& grad_out,
+                            const Tensor& out, const Tensor& logsumexp) {
+  const ServedCall served;
+  const Tensor first = arguments.query;
+  const TensorView query(first);
+  const auto run = query.on_cuda() ? &attention_backward_cuda : &attention_backward_cpu;
+  auto results = run(std::move(arguments), grad_out, out, logsumexp);
+  op.count_served(query);
+  return results;
 }
 
 Tensor with_strides(const Tensor& result, const int64_t* strides) {
@@ -71,9 +90,9 @@ struct Inputs {
 };
 
 // Why a call with these inputs is not served; null if it may be. Calls without a batch or heads are
-// served: PyTorch's flash attention divides by the heads of keys, and cuDNN's returns no tensor.
+// served: cuDNN's kernel returns no tensor then.
 const char* why_not_inputs(Policy policy, const Inputs& in, double dropout_p) {
-  if (dropout_p > 0) return "dropout, whose numbers PyTorch's backward draws again";
+  if (dropout_p > 0) return kDropoutReason;
   if (in.q.dim != 4 || in.k.dim != 4 || in.v.dim != 4) return "a rank that is not 4";
   if (in.k.dtype != in.q.dtype || in.v.dtype != in.q.dtype) return "different dtypes";
   if (const char* reason = why_not_tensor(in.q, CallKind::kAttention, policy)) return reason;
@@ -85,13 +104,6 @@ const char* why_not_inputs(Policy policy, const Inputs& in, double dropout_p) {
                     in.q.sizes[3] == in.k.sizes[3] && in.k.sizes[2] == in.v.sizes[2];
   if (!fits) return "shapes that it does not take";
   return in.rows() == 0 || in.columns() == 0 ? "no rows or no keys" : nullptr;
-}
-
-const char* why_not_flash(Policy policy, const Inputs& in, double dropout_p) {
-  if (const char* reason = why_not_inputs(policy, in, dropout_p)) return reason;
-  if (!is_16_bit(in.q.dtype)) return "a dtype that is not float16 or bfloat16";
-  if (in.q.sizes[3] != in.v.sizes[3]) return "another head_dim for values";
-  return in.q.sizes[3] > kFlashHeadDim ? "a head_dim above 256" : nullptr;
 }
 
 const char* why_not_bias(const Inputs& in, const TensorView& bias) {
@@ -113,10 +125,12 @@ const char* why_not_cudnn_bias(Policy policy, const Inputs& in, const TensorView
              : nullptr;
 }
 
-// The causal mask of cuDNN and of the efficient kernel is aligned top left, that of flash attention
-// bottom right.
+// The causal mask of cuDNN and of the efficient kernel is aligned top left.
 const char* why_not_cudnn(Policy policy, const Inputs& in, double dropout_p, bool is_causal) {
-  if (const char* reason = why_not_flash(policy, in, dropout_p)) return reason;
+  if (const char* reason = why_not_inputs(policy, in, dropout_p)) return reason;
+  if (!is_16_bit(in.q.dtype)) return "a dtype that is not float16 or bfloat16";
+  if (in.q.sizes[3] != in.v.sizes[3]) return "another head_dim for values";
+  if (in.q.sizes[3] > kFlashHeadDim) return "a head_dim above 256";
   return is_causal && in.rows() != in.columns() ? "is_causal with other keys than queries"
                                                 : nullptr;
 }
@@ -130,42 +144,15 @@ Tensor rows_before_heads(const Tensor& result) {
   return with_strides(result, strides);
 }
 
-struct Options {
-  bool is_causal;
-  std::optional<double> scale;
-  bool bottom_right = false;
-  OptionalTensor bias{};
-};
-
 AttentionArguments arguments_of(const char* op, const Tensor& query, const Tensor& key,
-                                const Tensor& value, const Options& options) {
+                                const Tensor& value, const OptionalTensor& bias, bool is_causal,
+                                std::optional<double> scale) {
   AttentionArguments arguments = {op, query, key, value, {}};
-  arguments.options.attn_mask = options.bias;
-  arguments.options.is_causal = options.is_causal;
-  arguments.options.scale = options.scale;
+  arguments.options.attn_mask = bias;
+  arguments.options.is_causal = is_causal;
+  arguments.options.scale = scale;
   arguments.options.enable_gqa = true;
-  arguments.options.bottom_right = options.bottom_right;
   return arguments;
-}
-
-std::tuple<Tensor, Tensor> forward(const Inputs& in, const Tensor& query, const Tensor& key,
-                                   const Tensor& value, const Options& options) {
-  const auto run = in.q.on_cuda() ? &attention_forward_cuda : &attention_forward_cpu;
-  return run(arguments_of("attention_forward", query, key, value, options), true);
-}
-
-ThreeTensors backward(const Inputs& in, const Tensor& grad_out, const Tensor& query,
-                      const Tensor& key, const Tensor& value, const Tensor& out,
-                      const Tensor& logsumexp, const Options& options) {
-  const auto run = in.q.on_cuda() ? &attention_backward_cuda : &attention_backward_cpu;
-  return run(arguments_of("attention_backward", query, key, value, options), grad_out, out,
-             logsumexp);
-}
-
-// Whether a row may see no key.
-bool may_be_empty(const Inputs& in, const Options& options) {
-  return options.bias.has_value() ||
-         (options.is_causal && options.bottom_right && in.rows() > in.columns());
 }
 
 // Converts a logsumexp from PyTorch's layout to ours: [batch, heads, rows], contiguous.
@@ -187,82 +174,9 @@ const char* why_not_sums(const Tensor& logsumexp, const Inputs& in, int64_t dim,
   return fits ? nullptr : kOther;
 }
 
+using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
 int64_t padded(int64_t rows) { return (rows + kRowsOfSums - 1) / kRowsOfSums * kRowsOfSums; }
-
-AtenAttentionResults results_of(AtenTensorHandle (&made)[7], int64_t max_q, int64_t max_k) {
-  return {Tensor(made[0]), Tensor(made[1]), Tensor(made[2]), Tensor(made[3]), max_q,
-          max_k,           Tensor(made[4]), Tensor(made[5]), Tensor(made[6])};
-}
-
-}  // namespace
-
-AtenAttentionResults aten_flash_attention(const Tensor& query, const Tensor& key,
-                                          const Tensor& value, double dropout_p, bool is_causal,
-                                          bool return_debug_mask, std::optional<double> scale) {
-  static const AtenOp op("aten::_scaled_dot_product_flash_attention", CallKind::kAttention);
-  const Policy policy = serving_policy();
-  if (policy != Policy::kOff) {
-    const Inputs in(query, key, value);
-    const char* const reason =
-        return_debug_mask ? "return_debug_mask" : why_not_flash(policy, in, dropout_p);
-    if (serves_attention(op, reason)) {
-      const ServedCall served;
-      const Options options{is_causal, scale, true};
-      auto [out, sums] = forward(in, query, key, value, options);
-      if (may_be_empty(in, options)) mark_empty_rows(sums);
-      op.count_served(in.q);
-      return {laid_out_as(out, query),
-              sums,
-              undefined_tensor(),
-              undefined_tensor(),
-              in.rows(),
-              in.columns(),
-              vector(in.q, 2, ScalarType::UInt64),
-              scalar(in.q, ScalarType::UInt64),
-              vector(in.q, 0, in.q.dtype)};
-    }
-  }
-  AtenTensorHandle made[7] = {};
-  int64_t max_q = 0, max_k = 0;
-  const auto call = present(aten_attentions().flash, op);
-  check_aten(call(query.get(), key.get(), value.get(), dropout_p, is_causal, return_debug_mask,
-                  pointer_to(scale), &made[0], &made[1], &made[2], &made[3], &max_q, &max_k,
-                  &made[4], &made[5], &made[6]),
-             op.name);
-  return results_of(made, max_q, max_k);
-}
-
-ThreeTensors aten_flash_attention_backward(const Tensor& grad_out, const Tensor& query,
-                                           const Tensor& key, const Tensor& value,
-                                           const Tensor& out, const Tensor& logsumexp,
-                                           const Tensor& cum_seq_q, const Tensor& cum_seq_k,
-                                           int64_t max_q, int64_t max_k, double dropout_p,
-                                           bool is_causal, const Tensor& seed, const Tensor& offset,
-                                           std::optional<double> scale) {
-  static const AtenOp op("aten::_scaled_dot_product_flash_attention_backward",
-                         CallKind::kAttention);
-  const Policy policy = serving_policy();
-  if (policy != Policy::kOff && is_defined(grad_out)) {
-    const Inputs in(query, key, value);
-    const char* reason = why_not_flash(policy, in, dropout_p);
-    if (reason == nullptr && is_defined(cum_seq_q)) reason = "packed sequences";
-    if (reason == nullptr) reason = why_not_sums(logsumexp, in, 3, in.rows());
-    if (serves_attention(op, reason)) {
-      const ServedCall served;
-      const auto [dq, dk, dv] =
-          backward(in, grad_out, query, key, value, out, logsumexp, {is_causal, scale, true});
-      op.count_served(in.q);
-      return {laid_out_as(dq, query), laid_out_as(dk, key), laid_out_as(dv, value)};
-    }
-  }
-  AtenTensorHandle made[3] = {};
-  const auto call = present(aten_attentions().flash_backward, op);
-  check_aten(call(grad_out.get(), query.get(), key.get(), value.get(), out.get(), logsumexp.get(),
-                  cum_seq_q.get(), cum_seq_k.get(), max_q, max_k, dropout_p, is_causal, seed.get(),
-                  offset.get(), pointer_to(scale), &made[0], &made[1], &made[2]),
-             op.name);
-  return {Tensor(made[0]), Tensor(made[1]), Tensor(made[2])};
-}
 
 FourTensors aten_efficient_attention(const Tensor& query, const Tensor& key, const Tensor& value,
                                      const std::optional<Tensor>& bias, bool compute_logsumexp,
@@ -278,10 +192,9 @@ FourTensors aten_efficient_attention(const Tensor& query, const Tensor& key, con
     }
     if (reason == nullptr && in.q.dtype == ScalarType::Double) reason = "dtype float64";
     if (serves_attention(op, reason)) {
-      const ServedCall served;
-      const Options options{is_causal, scale, false, bias};
-      auto [out, sums] = forward(in, query, key, value, options);
-      if (compute_logsumexp && may_be_empty(in, options)) mark_empty_rows(sums);
+      auto [out, sums] = serve_forward(
+          op, arguments_of("attention_forward", query, key, value, bias, is_causal, scale));
+      if (compute_logsumexp && bias) mark_empty_rows(sums);  // else every row sees a key
       const int64_t rows = compute_logsumexp ? padded(in.rows()) : 0;
       if (rows != in.rows()) {
         const int64_t sizes[] = {in.q.sizes[0], in.q.sizes[1], rows};
@@ -293,18 +206,13 @@ FourTensors aten_efficient_attention(const Tensor& query, const Tensor& key, con
         }
         sums = wide;
       }
-      op.count_served(in.q);
       return {rows_before_heads(out), sums, scalar(in.q, ScalarType::Long),
               scalar(in.q, ScalarType::Long)};
     }
   }
-  AtenTensorHandle made[4] = {};
-  AtenTensorHandle given = bias ? bias->get() : nullptr;
-  const auto call = present(aten_attentions().efficient, op);
-  check_aten(call(query.get(), key.get(), value.get(), bias ? &given : nullptr, compute_logsumexp,
-                  dropout_p, is_causal, pointer_to(scale), &made[0], &made[1], &made[2], &made[3]),
-             op.name);
-  return {Tensor(made[0]), Tensor(made[1]), Tensor(made[2]), Tensor(made[3])};
+  return tensors_of_pytorch<4>(op, aten_attentions().efficient, query.get(), key.get(), value.get(),
+                               Borrowed(bias), compute_logsumexp, dropout_p, is_causal,
+                               pointer_to(scale));
 }
 
 FourTensors aten_efficient_attention_backward(const Tensor& grad_out, const Tensor& query,
@@ -327,25 +235,20 @@ FourTensors aten_efficient_attention_backward(const Tensor& grad_out, const Tens
     }
     if (reason == nullptr) reason = why_not_sums(logsumexp, in, 3, padded(in.rows()));
     if (serves_attention(op, reason)) {
-      const ServedCall served;
       const OptionalTensor mask = is_defined(bias) ? OptionalTensor(bias) : std::nullopt;
-      const auto [dq, dk, dv] =
-          backward(in, grad_out, query, key, value, out, sums_of_rows(logsumexp, in),
-                   {is_causal, scale, false, mask});
-      op.count_served(in.q);
+      const auto [dq, dk, dv] = serve_backward(
+          op, arguments_of("attention_backward", query, key, value, mask, is_causal, scale),
+          grad_out, out, sums_of_rows(logsumexp, in));
       return {rows_before_heads(dq), rows_before_heads(dk), rows_before_heads(dv),
               undefined_tensor()};
     }
   }
   int32_t flags[4] = {};
   for (size_t i = 0; i < 4 && i < wanted.size(); ++i) flags[i] = wanted[i];
-  AtenTensorHandle made[4] = {};
-  const auto call = present(aten_attentions().efficient_backward, op);
-  check_aten(call(grad_out.get(), query.get(), key.get(), value.get(), bias.get(), out.get(),
-                  logsumexp.get(), seed.get(), offset.get(), dropout_p, flags, 4, is_causal,
-                  pointer_to(scale), &made[0], &made[1], &made[2], &made[3]),
-             op.name);
-  return {Tensor(made[0]), Tensor(made[1]), Tensor(made[2]), Tensor(made[3])};
+  return tensors_of_pytorch<4>(op, aten_attentions().efficient_backward, grad_out.get(),
+                               query.get(), key.get(), value.get(), bias.get(), out.get(),
+                               logsumexp.get(), seed.get(), offset.get(), dropout_p, flags, 4,
+                               is_causal, pointer_to(scale));
 }
 
 AtenAttentionResults aten_cudnn_attention(const Tensor& query, const Tensor& key,
@@ -362,11 +265,9 @@ AtenAttentionResults aten_cudnn_attention(const Tensor& query, const Tensor& key
       reason = why_not_cudnn_bias(policy, in, TensorView(*bias), is_causal);
     }
     if (serves_attention(op, reason)) {
-      const ServedCall served;
-      const Options options{is_causal, scale, false, bias};
-      auto [out, sums] = forward(in, query, key, value, options);
-      if (compute_logsumexp && may_be_empty(in, options)) mark_empty_rows(sums);
-      op.count_served(in.q);
+      auto [out, sums] = serve_forward(
+          op, arguments_of("attention_forward", query, key, value, bias, is_causal, scale));
+      if (compute_logsumexp && bias) mark_empty_rows(sums);  // else every row sees a key
       return {laid_out_as(out, query),
               compute_logsumexp ? torch::stable::unsqueeze(sums, -1) : undefined_tensor(),
               undefined_tensor(),
@@ -378,15 +279,9 @@ AtenAttentionResults aten_cudnn_attention(const Tensor& query, const Tensor& key
               undefined_tensor()};
     }
   }
-  AtenTensorHandle made[7] = {};
-  AtenTensorHandle given = bias ? bias->get() : nullptr;
-  int64_t max_q = 0, max_k = 0;
-  const auto call = present(aten_attentions().cudnn, op);
-  check_aten(call(query.get(), key.get(), value.get(), bias ? &given : nullptr, compute_logsumexp,
-                  dropout_p, is_causal, return_debug_mask, pointer_to(scale), &made[0], &made[1],
-                  &made[2], &made[3], &max_q, &max_k, &made[4], &made[5], &made[6]),
-             op.name);
-  return results_of(made, max_q, max_k);
+  return results_of_pytorch(op, aten_attentions().cudnn, query.get(), key.get(), value.get(),
+                            Borrowed(bias), compute_logsumexp, dropout_p, is_causal,
+                            return_debug_mask, pointer_to(scale));
 }
 
 ThreeTensors aten_cudnn_attention_backward(
@@ -406,22 +301,32 @@ ThreeTensors aten_cudnn_attention_backward(
     }
     if (reason == nullptr) reason = why_not_sums(logsumexp, in, 4, in.rows());
     if (serves_attention(op, reason)) {
-      const ServedCall served;
       const OptionalTensor mask = is_defined(bias) ? OptionalTensor(bias) : std::nullopt;
-      const auto [dq, dk, dv] =
-          backward(in, grad_out, query, key, value, out, sums_of_rows(logsumexp, in),
-                   {is_causal, scale, false, mask});
-      op.count_served(in.q);
+      const auto [dq, dk, dv] = serve_backward(
+          op, arguments_of("attention_backward", query, key, value, mask, is_causal, scale),
+          grad_out, out, sums_of_rows(logsumexp, in));
       return {laid_out_as(dq, query), laid_out_as(dk, key), laid_out_as(dv, value)};
     }
   }
-  AtenTensorHandle made[3] = {};
-  const auto call = present(aten_attentions().cudnn_backward, op);
-  check_aten(call(grad_out.get(), query.get(), key.get(), value.get(), out.get(), logsumexp.get(),
-                  seed.get(), offset.get(), bias.get(), cum_seq_q.get(), cum_seq_k.get(), max_q,
-                  max_k, dropout_p, is_causal, pointer_to(scale), &made[0], &made[1], &made[2]),
-             op.name);
-  return {Tensor(made[0]), Tensor(made[1]), Tensor(made[2])};
+  return tensors_of_pytorch<3>(op, aten_attentions().cudnn_backward, grad_out.get(), query.get(),
+                               key.get(), value.get(), out.get(), logsumexp.get(), seed.get(),
+                               offset.get(), bias.get(), cum_seq_q.get(), cum_seq_k.get(), max_q,
+                               max_k, dropout_p, is_causal, pointer_to(scale));
+}
+
+}  // namespace
+
+void register_aten_attention(StableLibrary& library, bool on_cuda) {
+  const AtenAttentions& aten = aten_attentions();
+#define TC_ATTENTION_OP(name)                                        \
+  if (!on_cuda || (aten.name && aten.name##_backward)) {             \
+    library.impl("_scaled_dot_product_" #name "_attention",          \
+                 TC_OVER_ATEN(aten_##name##_attention));             \
+    library.impl("_scaled_dot_product_" #name "_attention_backward", \
+                 TC_OVER_ATEN(aten_##name##_attention_backward));    \
+  }
+  TC_ATTENTION_OP(efficient);
+  TC_ATTENTION_OP(cudnn);
 }
 
 }  // namespace torch_cubin

@@ -1,6 +1,6 @@
-// PyTorch's fused attention ops as install() and drop_in() serve them, below autograd:
-// aten::_scaled_dot_product_{flash,efficient,cudnn}_attention, among which
-// F.scaled_dot_product_attention chooses, and their backwards.
+// PyTorch's fused attention ops as install(), drop_in() and the flash attention "cubin" serve them,
+// below autograd: aten::_scaled_dot_product_{flash,efficient,cudnn}_attention, among which
+// F.scaled_dot_product_attention chooses, aten::_flash_attention_*, and their backwards.
 //
 // A served forward returns what PyTorch's backward expects (shapes, strides, logsumexp), and a
 // served backward accepts what PyTorch's forward saved: serving may be switched on or off between
@@ -10,13 +10,32 @@
 #include <cstdint>
 #include <optional>
 #include <tuple>
-#include <vector>
+#include <utility>
 
 #include "cubin/error.h"
+#include "ops/attention/problem/arguments.h"
+#include "ops/common/over_aten.h"
 #include "ops/common/serving.h"
+#include "pytorch/aten_kernels.h"
 #include "pytorch/tensor.h"
 
 namespace torch_cubin {
+
+// Register the kernels of PyTorch's operators for a dispatch key, if PyTorch has what serves the
+// calls that they leave to it (a CPU build has nothing of it; there tests call ours).
+void register_aten_attention(StableLibrary& library, bool on_cuda);
+// `arguments` is the number of those of aten::_flash_attention_forward in this PyTorch, `into` that
+// of the variant with an output, or 0. An operator with another number is left to PyTorch.
+void register_aten_flash_attention(StableLibrary& library, bool on_cuda, int arguments, int into);
+
+// --- for both files ---
+
+using GivenTensor = std::optional<Tensor>;
+using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
+using AtenAttentionResults =
+    std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, Tensor, Tensor, Tensor>;
+
+constexpr const char* kDropoutReason = "dropout, whose numbers PyTorch's backward draws again";
 
 // The widest head that PyTorch's flash attention and cuDNN support.
 constexpr int64_t kFlashHeadDim = 256;
@@ -27,6 +46,11 @@ inline bool is_16_bit(ScalarType dtype) {
 
 // Whether the policy serves the call; counts the call as declined if there is a reason.
 bool serves_attention(const AtenOp& op, const char* reason);
+
+// Our forward and backward of the arguments, counted.
+std::tuple<Tensor, Tensor> serve_forward(const AtenOp& op, AttentionArguments arguments);
+ThreeTensors serve_backward(const AtenOp& op, AttentionArguments arguments, const Tensor& grad_out,
+                            const Tensor& out, const Tensor& logsumexp);
 
 // `result` itself if it has these strides, else a copy that has them.
 Tensor with_strides(const Tensor& result, const int64_t* strides);
@@ -41,54 +65,60 @@ void mark_empty_rows(Tensor& logsumexp);
 Tensor scalar(const TensorView& like, ScalarType dtype);
 Tensor vector(const TensorView& like, int64_t size, ScalarType dtype);
 
-// The function of PyTorch's. Throws [no_kernel] on a CPU build, which has none.
-template <class Function>
-Function present(Function function, const AtenOp& op) {
-  if (function != nullptr) return function;
-  fail({"no_kernel", op.name, "is a call that only PyTorch could serve", "a CUDA build of PyTorch",
-        "none of its kernels", ""});
-}
-
 template <class T>
 T* pointer_to(std::optional<T>& value) {
   return value ? &*value : nullptr;
 }
 
-using AtenAttentionResults =
-    std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, Tensor, Tensor, Tensor>;
-using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
-using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+// An optional tensor as PyTorch's C functions take it.
+class Borrowed {
+ public:
+  explicit Borrowed(const GivenTensor& tensor) : handle_(tensor ? tensor->get() : nullptr) {}
+  operator AtenTensorHandle*() { return handle_ ? &handle_ : nullptr; }
 
-AtenAttentionResults aten_flash_attention(const Tensor& query, const Tensor& key,
-                                          const Tensor& value, double dropout_p, bool is_causal,
-                                          bool return_debug_mask, std::optional<double> scale);
-ThreeTensors aten_flash_attention_backward(const Tensor& grad_out, const Tensor& query,
-                                           const Tensor& key, const Tensor& value,
-                                           const Tensor& out, const Tensor& logsumexp,
-                                           const Tensor& cum_seq_q, const Tensor& cum_seq_k,
-                                           int64_t max_q, int64_t max_k, double dropout_p,
-                                           bool is_causal, const Tensor& seed, const Tensor& offset,
-                                           std::optional<double> scale);
+ private:
+  AtenTensorHandle handle_;
+};
 
-FourTensors aten_efficient_attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                                     const std::optional<Tensor>& bias, bool compute_logsumexp,
-                                     double dropout_p, bool is_causal, std::optional<double> scale);
-FourTensors aten_efficient_attention_backward(const Tensor& grad_out, const Tensor& query,
-                                              const Tensor& key, const Tensor& value,
-                                              const Tensor& bias, const Tensor& out,
-                                              const Tensor& logsumexp, const Tensor& seed,
-                                              const Tensor& offset, double dropout_p,
-                                              const std::vector<bool>& wanted, bool is_causal,
-                                              std::optional<double> scale);
+// A function of PyTorch's that takes `args` and pointers to its results, which are returned.
+// Throws [no_kernel] on a CPU build, which has none.
+template <class Function, class... Args, class... Results>
+void call_pytorch(const AtenOp& op, Function function, std::tuple<Results*...> results,
+                  Args... args) {
+  if (function == nullptr) {
+    fail({"no_kernel", op.name, "is a call that only PyTorch could serve",
+          "a CUDA build of PyTorch", "none of its kernels", ""});
+  }
+  const ServedCall pytorchs;  // the operators that it calls come here, and are PyTorch's too
+  const auto call = [&](auto*... all) { check_aten(function(args..., all...), op.name); };
+  std::apply(call, results);
+}
 
-AtenAttentionResults aten_cudnn_attention(const Tensor& query, const Tensor& key,
-                                          const Tensor& value, const std::optional<Tensor>& bias,
-                                          bool compute_logsumexp, double dropout_p, bool is_causal,
-                                          bool return_debug_mask, std::optional<double> scale);
-ThreeTensors aten_cudnn_attention_backward(
-    const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& out, const Tensor& logsumexp, const Tensor& seed, const Tensor& offset,
-    const Tensor& bias, const Tensor& cum_seq_q, const Tensor& cum_seq_k, int64_t max_q,
-    int64_t max_k, double dropout_p, bool is_causal, std::optional<double> scale);
+template <size_t... I, class Function, class... Args>
+auto tensors_of_pytorch(std::index_sequence<I...>, const AtenOp& op, Function function,
+                        Args... args) {
+  AtenTensorHandle made[sizeof...(I)] = {};
+  call_pytorch(op, function, std::make_tuple(&made[I]...), args...);
+  return std::make_tuple(Tensor(made[I])...);
+}
+
+// The tensors that PyTorch's own kernel returns.
+template <size_t kResults, class Function, class... Args>
+auto tensors_of_pytorch(const AtenOp& op, Function function, Args... args) {
+  return tensors_of_pytorch(std::make_index_sequence<kResults>(), op, function, args...);
+}
+
+// The same for the operators that return two numbers among them.
+template <class Function, class... Args>
+AtenAttentionResults results_of_pytorch(const AtenOp& op, Function function, Args... args) {
+  AtenTensorHandle made[7] = {};
+  int64_t max_q = 0, max_k = 0;
+  call_pytorch(op, function,
+               std::make_tuple(&made[0], &made[1], &made[2], &made[3], &max_q, &max_k, &made[4],
+                               &made[5], &made[6]),
+               args...);
+  return {Tensor(made[0]), Tensor(made[1]), Tensor(made[2]), Tensor(made[3]), max_q,
+          max_k,           Tensor(made[4]), Tensor(made[5]), Tensor(made[6])};
+}
 
 }  // namespace torch_cubin
