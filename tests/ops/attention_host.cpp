@@ -156,12 +156,7 @@ AttentionKernels make_backends() {
     for (PackageKernel* kernel : all) {
       if (backend.owns(kernel->entry())) own.push_back(kernel);
     }
-    const AttentionEntries entries(a_device(0), own);
-    if (auto forward = backend.forward(a_device(0), entries))
-      made.forward.push_back(std::move(forward));
-    if (auto backward = backend.backward(a_device(0), entries)) {
-      made.backward.push_back(std::move(backward));
-    }
+    backend.make(a_device(0), AttentionEntries(a_device(0), own), made);
   }
   return made;
 }

@@ -19,83 +19,61 @@ constexpr const char* kAllOptions =
 
 }  // namespace
 
-const AttentionSignature& sdpa_signature() {
-  static const AttentionSignature signature(
-      kTensors, "attn_mask dropout_p is_causal * scale enable_gqa", "Tensor");
-  return signature;
-}
+#define TC_SIGNATURE(Type, name, ...)         \
+  const Type& name() {                        \
+    static const Type signature(__VA_ARGS__); \
+    return signature;                         \
+  }
 
-const AttentionSignature& raw_sdpa_signature() {
-  static const AttentionSignature signature(
-      kTensors, "attn_mask dropout_p is_causal dropout_seed * scale enable_gqa", "Tensor");
-  return signature;
-}
+TC_SIGNATURE(AttentionSignature, sdpa_signature, kTensors,
+             "attn_mask dropout_p is_causal * scale enable_gqa", "Tensor")
 
-const AttentionSignature& forward_signature() {
-  static const AttentionSignature signature(kTensors, kAllOptions, kForwardResults);
-  return signature;
-}
+TC_SIGNATURE(AttentionSignature, raw_sdpa_signature, kTensors,
+             "attn_mask dropout_p is_causal dropout_seed * scale enable_gqa", "Tensor")
 
-const AttentionSignature& backward_signature() {
-  static const AttentionSignature signature(kBackwardTensors, kAllOptions, kBackwardResults);
-  return signature;
-}
+TC_SIGNATURE(AttentionSignature, forward_signature, kTensors, kAllOptions, kForwardResults)
 
-const AttentionSignature& e4m3_signature() {
-  static const AttentionSignature signature(
-      kTensors,
-      "* is_causal scale window_left window_right bottom_right q_descale k_descale v_descale "
-      "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k",
-      kForwardResults);
-  return signature;
-}
+TC_SIGNATURE(AttentionSignature, backward_signature, kBackwardTensors, kAllOptions,
+             kBackwardResults)
 
-const AttentionSignature& e4m3_backward_signature() {
-  static const AttentionSignature signature(
-      kBackwardTensors,
-      "* is_causal scale window_left window_right bottom_right q_descale k_descale v_descale",
-      kBackwardResults);
-  return signature;
-}
+TC_SIGNATURE(
+    AttentionSignature, e4m3_signature, kTensors,
+    "* is_causal scale window_left window_right bottom_right q_descale k_descale v_descale "
+    "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k",
+    kForwardResults)
 
-const AttentionSignature& flash_signature() {
-  static const AttentionSignature signature(
-      "Tensor query, Tensor? key=None, Tensor? value=None",
-      "* is_causal scale window_left window_right bottom_right=True softcap alibi_slopes sinks "
-      "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p q_descale k_descale v_descale",
-      "Tensor");
-  return signature;
-}
+TC_SIGNATURE(
+    AttentionSignature, e4m3_backward_signature, kBackwardTensors,
+    "* is_causal scale window_left window_right bottom_right q_descale k_descale v_descale",
+    kBackwardResults)
 
-const AttentionSignature& softmax_signature() {
-  static const AttentionSignature signature(
-      "Tensor scores",
-      "attn_mask= alibi_slopes= sinks= scale= softcap= is_causal= window_left= window_right= "
-      "bottom_right=",
-      "(Tensor probs, Tensor logsumexp)");
-  return signature;
-}
+TC_SIGNATURE(
+    AttentionSignature, flash_signature, "Tensor query, Tensor? key=None, Tensor? value=None",
+    "* is_causal scale window_left window_right bottom_right=True softcap alibi_slopes sinks "
+    "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p q_descale k_descale v_descale",
+    "Tensor")
 
-const AttentionSignature& softmax_backward_signature() {
-  static const AttentionSignature signature(
-      "Tensor grad, Tensor probs, Tensor? grad_logsumexp, Tensor? scores",
-      "scale= softcap=", "Tensor");
-  return signature;
-}
+TC_SIGNATURE(
+    AttentionSignature, softmax_signature, "Tensor scores",
+    "attn_mask= alibi_slopes= sinks= scale= softcap= is_causal= window_left= window_right= "
+    "bottom_right=",
+    "(Tensor probs, Tensor logsumexp)")
 
-const AttentionSignature& dropout_signature() {
-  static const AttentionSignature signature("Tensor probs", "dropout_seed= dropout_p=", "Tensor");
-  return signature;
-}
+TC_SIGNATURE(AttentionSignature, softmax_backward_signature,
+             "Tensor grad, Tensor probs, Tensor? grad_logsumexp, Tensor? scores",
+             "scale= softcap=", "Tensor")
 
-const Signature<KvCacheOptions>& kv_cache_signature() {
-  static const Signature<KvCacheOptions> signature(
-      "Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache",
-      "k v rotary_cos rotary_sin cache_seqlens cache_batch_idx block_table * softmax_scale causal "
-      "window_left window_right softcap rotary_interleaved alibi_slopes sinks k_descale v_descale",
-      "Tensor");
-  return signature;
-}
+TC_SIGNATURE(AttentionSignature, dropout_signature, "Tensor probs",
+             "dropout_seed= dropout_p=", "Tensor")
+
+TC_SIGNATURE(
+    Signature<KvCacheOptions>, kv_cache_signature,
+    "Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache",
+    "k v rotary_cos rotary_sin cache_seqlens cache_batch_idx block_table * softmax_scale causal "
+    "window_left window_right softcap rotary_interleaved alibi_slopes sinks k_descale v_descale",
+    "Tensor")
+
+#undef TC_SIGNATURE
 
 namespace {
 

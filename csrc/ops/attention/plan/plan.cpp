@@ -95,7 +95,7 @@ void AttentionBackend::check(PackageKernel& kernel) const {
   if (step.needs_features && row.takes == 0) {
     KernelFields(kernel).refuse("takes", "at least one feature");
   }
-  check_row(step, row);
+  if (check_row_ != nullptr) check_row_(step, row);
 }
 
 bool check_blocks(int64_t blocks, int64_t most, const char* unit) {
@@ -114,14 +114,7 @@ AttentionKernels* make_attention_kernels(const Device& device) {
   auto made = std::make_unique<AttentionKernels>();
   family.for_each_backend<AttentionBackend>(
       [&](const AttentionBackend& backend, const auto& kernels) {
-        const AttentionEntries entries(device, kernels);
-        if (auto forward = backend.forward(device, entries))
-          made->forward.push_back(std::move(forward));
-        if (auto backward = backend.backward(device, entries)) {
-          made->backward.push_back(std::move(backward));
-        }
-        if (auto cache = backend.kv_cache(device, entries))
-          made->kv_cache.push_back(std::move(cache));
+        backend.make(device, AttentionEntries(device, kernels), *made);
       });
   return made.release();
 }

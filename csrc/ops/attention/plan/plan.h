@@ -13,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/attention/problem/kv_cache.h"
@@ -233,48 +234,53 @@ class KvCacheKernels {
   virtual bool run(const KvCacheCall& call, PackedKvCache* packed) const = 0;
 };
 
+// The kernels of all backends on one device.
+struct AttentionKernels {
+  std::vector<std::unique_ptr<AttentionForwardKernels>> forward;
+  std::vector<std::unique_ptr<AttentionBackwardKernels>> backward;
+  std::vector<std::unique_ptr<KvCacheKernels>> kv_cache;
+
+  void add(std::unique_ptr<AttentionForwardKernels> one) { forward.push_back(std::move(one)); }
+  void add(std::unique_ptr<AttentionBackwardKernels> one) { backward.push_back(std::move(one)); }
+  void add(std::unique_ptr<KvCacheKernels> one) { kv_cache.push_back(std::move(one)); }
+};
+
 class AttentionBackend : public KernelBackend {
  public:
+  // Adds its kernels on a device, of entries that check() accepted.
+  using Make = void (*)(const Device&, const AttentionEntries&, AttentionKernels&);
+  // Throws [file] for a row that the backend cannot launch.
+  using CheckRow = void (*)(const AttentionStep&, const AttentionRow&);
+
   // `steps`: static, of the kernels that it launches.
   template <size_t kSteps>
-  explicit AttentionBackend(const AttentionStep* const (&steps)[kSteps])
-      : KernelBackend("attention") {
+  AttentionBackend(const AttentionStep* const (&steps)[kSteps], Make make,
+                   CheckRow check_row = nullptr)
+      : KernelBackend("attention"), make_(make), check_row_(check_row) {
     static_assert(kSteps <= kMostSteps, "raise kMostSteps");
     std::copy(steps, steps + kSteps, steps_);
   }
 
   bool owns(const KernelEntry& entry) const override { return step_of(entry) != nullptr; }
   void check(PackageKernel& kernel) const override;
-
-  // Of entries that check() accepted. Null if they serve another direction.
-  virtual std::unique_ptr<AttentionForwardKernels> forward(const Device& device,
-                                                           const AttentionEntries& entries) const {
-    return nullptr;
-  }
-  virtual std::unique_ptr<AttentionBackwardKernels> backward(
-      const Device& device, const AttentionEntries& entries) const {
-    return nullptr;
-  }
-  virtual std::unique_ptr<KvCacheKernels> kv_cache(const Device& device,
-                                                   const AttentionEntries& entries) const {
-    return nullptr;
+  void make(const Device& device, const AttentionEntries& entries, AttentionKernels& made) const {
+    make_(device, entries, made);
   }
 
  private:
-  // Throws [file] for a row that the backend cannot launch.
-  virtual void check_row(const AttentionStep& step, const AttentionRow& row) const {}
   const AttentionStep* step_of(const KernelEntry& entry) const;  // null: none
 
   static constexpr size_t kMostSteps = 8;
   const AttentionStep* steps_[kMostSteps + 1] = {};  // terminated by null
+  Make make_;
+  CheckRow check_row_;
 };
 
-// The kernels of all backends on one device.
-struct AttentionKernels {
-  std::vector<std::unique_ptr<AttentionForwardKernels>> forward;
-  std::vector<std::unique_ptr<AttentionBackwardKernels>> backward;
-  std::vector<std::unique_ptr<KvCacheKernels>> kv_cache;
-};
+// The Make of a backend whose kernels are one class.
+template <class Kernels>
+void make_kernels(const Device& device, const AttentionEntries& entries, AttentionKernels& made) {
+  made.add(std::make_unique<Kernels>(device, entries));
+}
 
 // False for no blocks: cu_seqlens of no sequence. Throws [input] for more than a launch can have;
 // `unit` names the counted things.

@@ -166,22 +166,12 @@ class PortableForward : public AttentionForwardKernels {
   AttentionTable forward_, combine_, decode_;
 };
 
-class PortableForwardBackend : public AttentionBackend {
- public:
-  PortableForwardBackend()
-      : AttentionBackend({&kForwardStep, &kDecodeStep, &kCombineStep, &kAppendStep, &kGatherStep}) {
-  }
-  std::unique_ptr<AttentionForwardKernels> forward(const Device& device,
-                                                   const AttentionEntries& entries) const override {
-    return std::make_unique<PortableForward>(device, entries);
-  }
-  std::unique_ptr<KvCacheKernels> kv_cache(const Device& device,
-                                           const AttentionEntries& entries) const override {
-    return make_portable_kv_cache(device, entries);
-  }
-};
-
-const PortableForwardBackend g_portable_forward;
+const AttentionBackend g_portable_forward(
+    {&kForwardStep, &kDecodeStep, &kCombineStep, &kAppendStep, &kGatherStep},
+    [](const Device& device, const AttentionEntries& entries, AttentionKernels& made) {
+      made.add(std::make_unique<PortableForward>(device, entries));
+      made.add(make_portable_kv_cache(device, entries));
+    });
 
 }  // namespace
 
@@ -325,17 +315,9 @@ class PortableBackward : public AttentionBackwardKernels {
   AttentionTable delta_, backward_, convert_, gradient_k_, gradient_q_;
 };
 
-class PortableBackwardBackend : public AttentionBackend {
- public:
-  PortableBackwardBackend()
-      : AttentionBackend({&kDeltaStep, &kBackwardStep, &kConvertStep, &kGradientStep}) {}
-  std::unique_ptr<AttentionBackwardKernels> backward(
-      const Device& device, const AttentionEntries& entries) const override {
-    return std::make_unique<PortableBackward>(device, entries);
-  }
-};
-
-const PortableBackwardBackend g_portable_backward;
+const AttentionBackend g_portable_backward({&kDeltaStep, &kBackwardStep, &kConvertStep,
+                                            &kGradientStep},
+                                           &make_kernels<PortableBackward>);
 
 }  // namespace
 

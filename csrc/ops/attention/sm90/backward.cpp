@@ -304,35 +304,24 @@ class Sm90Backward : public AttentionBackwardKernels {
   PackageKernel* added_mask_ = nullptr;
 };
 
-class Sm90BackwardBackend : public AttentionBackend {
- public:
-  Sm90BackwardBackend()
-      : AttentionBackend({&kSm90BackwardStep, &kSm90DeltaStep, &kSm90ConvertStep, &kSm90OrderStep,
-                          &kSm90BackwardMaskStep}) {}
-
-  std::unique_ptr<AttentionBackwardKernels> backward(
-      const Device& device, const AttentionEntries& entries) const override {
-    return std::make_unique<Sm90Backward>(device, entries);
+void check_backward_row(const AttentionStep& step, const AttentionRow& row) {
+  if (&step == &kSm90OrderStep || &step == &kSm90BackwardMaskStep) return;
+  check_16_bit(row);
+  if (&step != &kSm90BackwardStep) return;
+  const KernelFields fields(*row.kernel);
+  const auto& cluster = row.kernel->entry().cluster;
+  if (cluster[0] > (row.head_dim > 128 ? 2 : 1) || cluster[1] > 1 || cluster[2] > 1) {
+    fields.refuse("cluster", "two blocks at most, for wide heads");
   }
+  const int64_t keys = row.head_dim > 128 ? 64 * sm90_blocks_of_work(row) : 128;
+  if (row.columns != keys) fields.refuse("tile", std::to_string(keys) + " keys");
+  // The capacity of sm90/backward_mask.cu.
+  if (row.rows > 96) fields.refuse("tile", "at most 96 queries");
+}
 
- private:
-  void check_row(const AttentionStep& step, const AttentionRow& row) const override {
-    if (&step == &kSm90OrderStep || &step == &kSm90BackwardMaskStep) return;
-    check_16_bit(row);
-    if (&step != &kSm90BackwardStep) return;
-    const KernelFields fields(*row.kernel);
-    const auto& cluster = row.kernel->entry().cluster;
-    if (cluster[0] > (row.head_dim > 128 ? 2 : 1) || cluster[1] > 1 || cluster[2] > 1) {
-      fields.refuse("cluster", "two blocks at most, for wide heads");
-    }
-    const int64_t keys = row.head_dim > 128 ? 64 * sm90_blocks_of_work(row) : 128;
-    if (row.columns != keys) fields.refuse("tile", std::to_string(keys) + " keys");
-    // The capacity of sm90/backward_mask.cu.
-    if (row.rows > 96) fields.refuse("tile", "at most 96 queries");
-  }
-};
-
-const Sm90BackwardBackend g_sm90_backward;
+const AttentionBackend g_sm90_backward({&kSm90BackwardStep, &kSm90DeltaStep, &kSm90ConvertStep,
+                                        &kSm90OrderStep, &kSm90BackwardMaskStep},
+                                       &make_kernels<Sm90Backward>, &check_backward_row);
 
 }  // namespace
 }  // namespace torch_cubin

@@ -187,23 +187,14 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
   PackageKernel *values_, *order_;
 };
 
-class Sm90E4m3Backend : public AttentionBackend {
- public:
-  Sm90E4m3Backend() : AttentionBackend({&kE4m3ForwardStep, &kSm90TransposeStep, &kSm90OrderStep}) {}
+// Not optional here: a kernel of an earlier build would read values in the wrong order.
+void check_e4m3_row(const AttentionStep& step, const AttentionRow& row) {
+  if (&step == &kE4m3ForwardStep) KernelFields(*row.kernel).integer("transposes_values", 0, 1);
+}
 
-  std::unique_ptr<AttentionForwardKernels> forward(const Device& device,
-                                                   const AttentionEntries& entries) const override {
-    return std::make_unique<Sm90E4m3Forward>(device, entries);
-  }
-
- private:
-  // Not optional here: a kernel of an earlier build would read values in the wrong order.
-  void check_row(const AttentionStep& step, const AttentionRow& row) const override {
-    if (&step == &kE4m3ForwardStep) KernelFields(*row.kernel).integer("transposes_values", 0, 1);
-  }
-};
-
-const Sm90E4m3Backend g_sm90_e4m3_attention;
+const AttentionBackend g_sm90_e4m3_attention({&kE4m3ForwardStep, &kSm90TransposeStep,
+                                              &kSm90OrderStep},
+                                             &make_kernels<Sm90E4m3Forward>, &check_e4m3_row);
 
 }  // namespace
 
@@ -405,18 +396,9 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
   ClusterCapacity clusters_{2};
 };
 
-class Sm90E4m3BackwardBackend : public AttentionBackend {
- public:
-  Sm90E4m3BackwardBackend()
-      : AttentionBackend({&kE4m3BackwardStep, &kE4m3DeltaStep, &kE4m3ConvertStep}) {}
-
-  std::unique_ptr<AttentionBackwardKernels> backward(
-      const Device& device, const AttentionEntries& entries) const override {
-    return std::make_unique<Sm90E4m3Backward>(device, entries);
-  }
-};
-
-const Sm90E4m3BackwardBackend g_sm90_e4m3_backward_attention;
+const AttentionBackend g_sm90_e4m3_backward_attention({&kE4m3BackwardStep, &kE4m3DeltaStep,
+                                                       &kE4m3ConvertStep},
+                                                      &make_kernels<Sm90E4m3Backward>);
 
 }  // namespace
 

@@ -249,31 +249,19 @@ class Sm90Forward : public AttentionForwardKernels {
   PackageKernel *order_, *mask_, *added_mask_;
 };
 
-class Sm90AttentionBackend : public AttentionBackend {
- public:
-  Sm90AttentionBackend()
-      : AttentionBackend(
-            {&kSm90ForwardStep, &kSm90OrderStep, &kSm90MaskStep, &kSm90AddedMaskStep}) {}
-
-  std::unique_ptr<AttentionForwardKernels> forward(const Device& device,
-                                                   const AttentionEntries& entries) const override {
-    return std::make_unique<Sm90Forward>(device, entries);
+void check_forward_row(const AttentionStep& step, const AttentionRow& row) {
+  if (&step != &kSm90ForwardStep) return;
+  check_16_bit(row);
+  if ((row.takes & kAnyMask) != 0 && (row.rows > kMaskTileRows || row.columns > kMaskTileColumns)) {
+    KernelFields(*row.kernel)
+        .refuse("tile", "at most " + std::to_string(kMaskTileRows) + " queries and " +
+                            std::to_string(kMaskTileColumns) + " keys");
   }
+}
 
- private:
-  void check_row(const AttentionStep& step, const AttentionRow& row) const override {
-    if (&step != &kSm90ForwardStep) return;
-    check_16_bit(row);
-    if ((row.takes & kAnyMask) != 0 &&
-        (row.rows > kMaskTileRows || row.columns > kMaskTileColumns)) {
-      KernelFields(*row.kernel)
-          .refuse("tile", "at most " + std::to_string(kMaskTileRows) + " queries and " +
-                              std::to_string(kMaskTileColumns) + " keys");
-    }
-  }
-};
-
-const Sm90AttentionBackend g_sm90_attention;
+const AttentionBackend g_sm90_attention({&kSm90ForwardStep, &kSm90OrderStep, &kSm90MaskStep,
+                                         &kSm90AddedMaskStep},
+                                        &make_kernels<Sm90Forward>, &check_forward_row);
 
 }  // namespace
 }  // namespace torch_cubin
