@@ -320,6 +320,12 @@ class Judges:
                 relative=0.0 if name == "out" else rounding,
             )
 
+    def compare(self, label: str, *args: Tensor, **options) -> tuple[list[Tensor], Reference]:
+        """add() of a call, whose results by PyTorch and by the definition it returns."""
+        own, want = pytorch(*args, **options), reference(*args, **options)
+        self.add(label, cubin(*args, **options), own, want)
+        return own, want
+
     def finish(self) -> None:
         for judge in self.judges.values():
             judge.finish()
@@ -439,3 +445,15 @@ def check_logsumexp(name: str, label: str, ours: Tensor, want: Tensor) -> None:
     limit = 1e-12 if name == "float64" else 1e-5
     limit *= max(1.0, float(want[finite].abs().max()))
     assert not numerics.exceeds(error, limit), f"{label}: logsumexp is off by {error:.3e}"
+
+
+def check_call(
+    name: str, label: str, q: Tensor, k: Tensor, v: Tensor, grad: Tensor,
+    attn_mask: Tensor | None = None, **options,
+) -> list[Tensor]:  # fmt: skip
+    """Compares both() with reference(), and returns its [out, dq, dk, dv]."""
+    ours, logsumexp = both(q, k, v, grad, attn_mask, **options)
+    want = reference(q, k, v, grad, attn_mask, **options)
+    check(name, label, ours, want)
+    check_logsumexp(name, label, logsumexp, want.logsumexp)
+    return ours

@@ -77,9 +77,7 @@ def test_error(name: str, head_dims: tuple[int, int]) -> None:
         k = ac.draw((2, 3, columns, head_dim), dtype, g, layout)
         v = ac.draw((2, 3, columns, head_dim_v), dtype, g, layout)
         grad = ac.gradient(v.new_empty(2, 3, rows, head_dim_v), g)
-        want = ar.reference(q, k, v, grad, is_causal=is_causal)
-        own = ar.pytorch(q, k, v, grad, is_causal=is_causal)
-        judges.add(label, ar.cubin(q, k, v, grad, is_causal=is_causal), own, want)
+        own, want = judges.compare(label, q, k, v, grad, is_causal=is_causal)
         torch.use_deterministic_algorithms(False)
         ac.poison_pools(8)
         again = ar.cubin(q, k, v, grad, is_causal=is_causal)
@@ -109,9 +107,7 @@ def test_decode_error(name: str, head_dim: int) -> None:
         k = ac.draw((2, kv_heads, columns, head_dim), dtype, g, ROWS_OUTSIDE)
         v = ac.draw((2, kv_heads, columns, head_dim), dtype, g, ROWS_OUTSIDE)
         label = f"{name} {tuple(q.shape)} {tuple(k.shape)}"
-        want = ar.reference(q, k, v, enable_gqa=True)
-        own = ar.pytorch(q, k, v, enable_gqa=True)
-        judges.add(label, ar.cubin(q, k, v, enable_gqa=True), own, want)
+        own, want = judges.compare(label, q, k, v, enable_gqa=True)
         out, logsumexp = torch.ops.cubin.attention_forward(q, k, v, enable_gqa=True)
         judges.add(f"{label} (attention_forward)", [out], own, want)
         wide = k.repeat_interleave(heads // kv_heads, 1)
@@ -136,10 +132,7 @@ def test_error_of_shared_heads(name: str, kv_heads: int) -> None:
         for is_causal in (False, True):
             options = {"is_causal": is_causal, "enable_gqa": True}
             grad = ac.gradient(q, g)
-            want = ar.reference(q, k, v, grad, **options)
-            own = ar.pytorch(q, k, v, grad, **options)
-            label = f"{tuple(q.shape)} {tuple(k.shape)} {options}"
-            judges.add(label, ar.cubin(q, k, v, grad, **options), own, want)
+            judges.compare(f"{tuple(q.shape)} {tuple(k.shape)} {options}", q, k, v, grad, **options)
     judges.finish()
 
 
@@ -151,10 +144,7 @@ def test_error_of_a_long_sequence(name: str) -> None:
     for is_causal in (False, True):
         q, k, v = (ac.draw((1, 2, 4096, 128), dtype, g) for _ in range(3))
         grad = ac.gradient(q, g)
-        want = ar.reference(q, k, v, grad, is_causal=is_causal)
-        own = ar.pytorch(q, k, v, grad, is_causal=is_causal)
-        ours = ar.cubin(q, k, v, grad, is_causal=is_causal)
-        judges.add(f"{name}, causal {is_causal}", ours, own, want)
+        judges.compare(f"{name}, causal {is_causal}", q, k, v, grad, is_causal=is_causal)
     judges.finish()
 
 
@@ -174,9 +164,7 @@ def test_error_under_masks(name: str, kind: str) -> None:
             mask[..., 0] = True
         mask = cases.place(mask, cases.Layout(pad=3, offset=1))
         grad = ac.gradient(q, g)
-        want = ar.reference(q, k, v, grad, mask)
-        label = f"{name} {head_dim}, {kind} {shape}"
-        judges.add(label, ar.cubin(q, k, v, grad, mask), ar.pytorch(q, k, v, grad, mask), want)
+        judges.compare(f"{name} {head_dim}, {kind} {shape}", q, k, v, grad, mask)
     judges.finish()
 
 

@@ -100,11 +100,8 @@ def test_masks_of_numbers(name: str, kind: str, head_dim: int, floats: bool, nan
             with kernels_that_run() as kernels:
                 ar.both(q, k, v, grad, mask, enable_gqa=True, **band)
             assert kernels >= kernels_expected(head_dim, name)
-        ours, logsumexp = ar.both(q, k, v, grad, mask, enable_gqa=True, **band)
-        want = ar.reference(q, k, v, grad, mask, enable_gqa=True, **band)
         label = f"{name} {head_dim} {kind} {floats} {CALLS[number]}"
-        ar.check(name, label, ours, want)
-        ar.check_logsumexp(name, label, logsumexp, want.logsumexp)
+        ar.check_call(name, label, q, k, v, grad, mask, enable_gqa=True, **band)
 
 
 @pytest.mark.parametrize("option", ac.SCORE_KINDS)

@@ -3,11 +3,11 @@ the values of the tensors."""
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
 import torch
+from ops import attention_samples
 from torch import Tensor
 
 E4M3 = torch.float8_e4m3fn
@@ -65,34 +65,11 @@ def make(
 
 
 def formula(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    is_causal: bool = False,
-    scale: float | None = None,
-    window_left: int = -1,
-    window_right: int = -1,
-    bottom_right: bool = True,
+    query: Tensor, key: Tensor, value: Tensor, *, bottom_right: bool = True, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """out and logsumexp by the definition; float64 (batch, heads, rows, columns)."""
-    group = query.shape[1] // max(key.shape[1], 1)
-    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
-    rows, columns = query.shape[2], key.shape[2]
-    scores = query @ key.mT * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
-    i = torch.arange(rows, device=query.device)[:, None]
-    j = torch.arange(columns, device=query.device)
-    i = i + (columns - rows if bottom_right else 0)
-    hidden = torch.zeros(rows, columns, dtype=torch.bool, device=query.device)
-    if is_causal or window_right >= 0:
-        hidden |= j > i + (0 if is_causal else window_right)
-    if window_left >= 0:
-        hidden |= j < i - window_left
-    scores = scores.masked_fill(hidden, -math.inf)
-    logsumexp = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - logsumexp[..., None])
-    weights = weights.masked_fill(logsumexp[..., None] == -math.inf, 0)
-    return weights @ value, logsumexp
+    options |= {"bottom_right": bottom_right, "enable_gqa": True}
+    return attention_samples.formula(query, key, value, **options)
 
 
 def expected(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 from typing import Any
 
 import torch
+from ops.attention_samples import formula
 from torch import Tensor
 
 E4M3 = torch.float8_e4m3fn
@@ -65,8 +65,7 @@ def expected(
         k_cache, v_cache = k_cache.float(), v_cache.float()
     else:
         k_cache, v_cache = k_cache.clone(), v_cache.clone()
-    batch, rows, heads, dim = q.shape
-    shared = k_cache.shape[2]
+    batch, rows = q.shape[:2]
     page_size = k_cache.shape[1]
     capacity = page_size if block_table is None else block_table.shape[1] * page_size
     new = 0 if k is None else k.shape[1]
@@ -106,27 +105,16 @@ def expected(
             keys = keys * k_descale[b].double()[:, None]
         if v_descale is not None:
             values = values * v_descale[b].double()[:, None]
-        keys, values = (x.repeat_interleave(heads // shared, 1) for x in (keys, values))
-        scores = torch.einsum("qhd,khd->hqk", own.double(), keys)
-        scores = scores * (1 / math.sqrt(dim) if softmax_scale is None else softmax_scale)
-        if softcap:
-            scores = softcap * torch.tanh(scores / softcap)
-        i = torch.arange(rows, device=q.device)[:, None] + length - rows
-        j = torch.arange(length, device=q.device)
-        if alibi_slopes is not None:
-            slopes = alibi_slopes[b] if alibi_slopes.dim() == 2 else alibi_slopes
-            scores = scores - slopes.double()[:, None, None] * (i - j).abs()
-        right = 0 if causal else window_right
-        if right >= 0:
-            scores = scores.masked_fill(j > i + right, -math.inf)
-        if window_left >= 0:
-            scores = scores.masked_fill(j < i - window_left, -math.inf)
-        if sinks is not None:
-            extra = sinks.double()[:, None, None].expand(heads, rows, 1)
-            probs = torch.cat((scores, extra), -1).softmax(-1)[..., :-1]
-        else:
-            probs = torch.nan_to_num(scores.softmax(-1))
-        outs.append(torch.einsum("hqk,khd->qhd", probs, values))
+        slopes = alibi_slopes
+        if slopes is not None and slopes.dim() == 2:
+            slopes = slopes[b]
+        out, _ = formula(
+            *(x.transpose(0, 1) for x in (own, keys, values)), is_causal=causal,
+            scale=softmax_scale, enable_gqa=True, window_left=window_left,
+            window_right=window_right, bottom_right=True, softcap=softcap, alibi_slopes=slopes,
+            sinks=sinks,
+        )  # fmt: skip
+        outs.append(out.transpose(0, 1))
     return torch.stack(outs) if outs else q.double(), k_cache, v_cache
 
 
