@@ -405,23 +405,26 @@ def test_doctor_prints_what_the_terminal_does_not_have(tmp_path) -> None:
     assert "compiler_\\u03bc" in done.stdout
 
 
-def test_doctor_reports_packages_that_cannot_be_loaded(tmp_path) -> None:
+# What `python -m torch_cubin` does.
+AS_MODULE = """
+import runpy, sys
+sys.orig_argv[:] = ["python", "-m", "torch_cubin", *sys.argv[1:]]
+runpy._run_module_as_main("torch_cubin")
+"""
+
+
+@pytest.mark.parametrize("command", ["doctor", "demo", ""])
+def test_doctor_reports_packages_that_cannot_be_loaded(command, tmp_path, torch_python) -> None:
     """The import itself refuses them, so that no program runs without ops that it was to have."""
-    for command, status in (
-        (["-m", "torch_cubin", "doctor"], 1),
-        (["-m", "torch_cubin", "demo"], 1),
-        (["-c", "import sys; sys.argv = ['-m']; import torch_cubin"], 1),
-    ):
-        done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, cwd=real_cubins.ROOT,
-            env={**os.environ, "TORCH_CUBIN_PACKAGES": str(tmp_path / "none")},
-        )  # fmt: skip
-        assert done.returncode == status
-        assert "torch_cubin [file]: package " in done.stdout + done.stderr
-        assert ("Traceback" in done.stderr) == (command[0] == "-c")
-        if command[-1] == "doctor":
-            assert "packages  BAD torch_cubin [file]" in done.stdout
-            assert "matmul on cpu equals" in done.stdout
+    env = {**os.environ, "TORCH_CUBIN_PACKAGES": str(tmp_path / "none")}
+    code, argv = (AS_MODULE, ["-m", command]) if command else ("import torch_cubin", ["-m"])
+    done = torch_python.run(code, argv=argv, env=env, cwd=real_cubins.ROOT)
+    assert done.returncode == 1
+    assert "torch_cubin [file]: package " in done.stdout + done.stderr
+    assert ("Traceback" in done.stderr) == (command == "")
+    if command == "doctor":
+        assert "packages  BAD torch_cubin [file]" in done.stdout
+        assert "matmul on cpu equals" in done.stdout
 
 
 def test_doctor_shows_a_gpu_without_kernels(no_gpu, monkeypatch, capsys) -> None:

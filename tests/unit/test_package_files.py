@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
 import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -73,12 +72,16 @@ def test_a_full_disk_leaves_no_package(tmp_path: Path) -> None:
     torch_cubin.save_package(tmp_path / "package", [op])
 
 
-WRITER = """
-import sys, torch_cubin
-folder, name = sys.argv[1:]
+TWO_WRITERS = """
+import os, sys
+other = os.fork()
+import torch_cubin
+folder, name = sys.argv[1], "one" if other else "two"
 (op,) = torch_cubin.load_package(f"{folder}/{name}").values()
 for _ in range(150):
     torch_cubin.save_package(f"{folder}/package", [op], overwrite=True)
+if other:
+    assert os.waitpid(other, 0)[1] == 0
 """
 
 
@@ -109,21 +112,18 @@ def test_a_file_created_under_an_images_name_while_saving(tmp_path: Path, monkey
 
 
 @pytest.mark.fault_case(12)
-def test_two_processes_that_write_one_folder(tmp_path: Path) -> None:
+def test_two_processes_that_write_one_folder(tmp_path: Path, torch_python) -> None:
     """At any time a reader finds no package, or a complete one of either."""
     other = tmp_path / contracts.SEVERAL.name  # another image of that name
     other.write_bytes((DATA / "vec_add.sm_90a.cuda124.cubin").read_bytes())
     for name, image in (("one", contracts.SEVERAL), ("two", other)):
         definition = contracts.vec_add(f"two_writers::add_{name}")
         contracts.write_package(tmp_path / name, definition, files=[image])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), name], env=environment)
-        for name in ("one", "two")
-    ]
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    writers = pool.submit(torch_python.run, TWO_WRITERS, argv=["-c", str(tmp_path)])
     seen = set()
     manifest = tmp_path / "package" / "manifest.json"
-    while any(writer.poll() is None for writer in writers):
+    while not writers.done():
         if not manifest.exists():
             time.sleep(0.001)
             continue
@@ -132,6 +132,7 @@ def test_two_processes_that_write_one_folder(tmp_path: Path) -> None:
         for entry in content["images"]:
             data = (manifest.parent / entry["file"]).read_bytes()
             assert hashlib.sha256(data).hexdigest() == entry["sha256"]
-    assert [writer.returncode for writer in writers] == [0, 0]
+    done = writers.result()
+    assert done.returncode == 0, done.stderr
     assert seen
     assert [path.name for path in manifest.parent.iterdir() if path.name.startswith(".")] == []
