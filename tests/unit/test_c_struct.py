@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -380,7 +378,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
 
 
-def test_without_libclang() -> None:
+def test_without_libclang(torch_python) -> None:
     """torch_cubin does not import it; c_struct says what to install."""
     code = """if True:
         import sys
@@ -392,7 +390,8 @@ def test_without_libclang() -> None:
         except torch_cubin.errors.InputError as error:
             print(error)
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = torch_python.run(code)
+    assert done.returncode == 0, done.stderr
     assert "pip install libclang" in done.stdout
 
 
