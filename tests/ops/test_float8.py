@@ -184,6 +184,18 @@ def test_kept_weights_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(map(torch.equal, changed, gradients()))
 
 
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}], ids=["fused", "foreach"])
+def test_kept_weights_end_with_a_step(options) -> None:
+    """Fused optimizers write without a new version."""
+    own, x = torch_cubin.float8(model(), training=True), torch.randn(4, 200).bfloat16()
+    optimizer = torch.optim.AdamW(own.parameters(), lr=0.1, **options)
+    with torch_cubin.keep_float8_weights():
+        own(x).float().square().sum().backward()
+        optimizer.step()
+        kept = own(x)
+    assert torch.equal(kept, own(x))
+
+
 @torch.no_grad()
 def test_copies_and_saved_states() -> None:
     own, x = torch_cubin.float8(model()), torch.randn(5, 200, dtype=torch.bfloat16)

@@ -4,12 +4,14 @@ of torch_cubin.float8(model, training=True)."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_cubin._pytorch.compiler import never_traced
@@ -62,7 +64,7 @@ def copies_of(weight: Tensor, make: bool) -> Copies | None:
     base = weight if weight._base is None else weight._base
     stream = torch.cuda.current_stream(weight.device) if weight.is_cuda else None
     state = base._version, base.data_ptr(), base.dtype, stream
-    view = weight.storage_offset(), *weight.shape, *weight.stride()
+    view = weight.dtype, weight.storage_offset(), *weight.shape, *weight.stride()
     with _scopes.lock:
         kept = _scopes.kept.get(base)
         if kept is None or kept.state != state:
@@ -107,7 +109,8 @@ class keep_float8_weights:
     :func:`torch_cubin.moe` with recipe "block" and the layers of ``torch_cubin.float8(model,
     training=True)`` quantise weights in each forward, and their transposes in each backward.
     Inside, a weight is quantised once, for both, and its copies serve until the last scope ends,
-    the weight is freed, or it changes, as its version counter tells. Results have the same bits.
+    any optimizer of torch.optim has made a step, the weight is freed, or it changes, as its version
+    counter tells. Results have the same bits.
     Copies take two bytes for each element of a weight, which is why they are not kept by default.
     It holds for all threads of the process, and for eager calls whose gradients are recorded;
     compiled calls, and those that a CUDA graph captures, quantise as outside.
@@ -128,8 +131,20 @@ class keep_float8_weights:
         _open(-1)
 
 
+@functools.cache
+def _forget_at_steps() -> None:
+    """Fused optimizers write to weights without a new version."""
+
+    def forget(*_: Any) -> None:
+        with _scopes.lock:
+            _scopes.kept.clear()
+
+    register_optimizer_step_post_hook(forget)
+
+
 @never_traced
 def _open(change: int) -> None:
+    _forget_at_steps()
     with _scopes.lock:
         _scopes.open += change
         if not _scopes.open:
