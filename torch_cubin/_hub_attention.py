@@ -74,13 +74,9 @@ def flash_attn_func(
 ) -> Tensor:
     """Attention of (batch, rows, heads, head_dim)."""
     _refuse("flash_attn_func", False, return_attn_probs=return_attn_probs)
-    out: Tensor = torch.ops.cubin.flash_attention(
-        *(q, k, v),
-        is_causal=causal,
-        scale=softmax_scale,
-        dropout_p=dropout_p,
-        **_options("flash_attn_func", causal, window_size, softcap, alibi_slopes, s_aux),
-    )
+    options = _options("flash_attn_func", causal, window_size, softcap, alibi_slopes, s_aux)
+    options |= {"is_causal": causal, "scale": softmax_scale, "dropout_p": dropout_p}
+    out: Tensor = torch.ops.cubin.flash_attention(q, k, v, **options)
     return out
 
 
@@ -107,18 +103,11 @@ def flash_attn_varlen_func(
     _refuse("flash_attn_varlen_func", False, return_attn_probs=return_attn_probs)
     _refuse("flash_attn_varlen_func", None, block_table=block_table)
     options = _options("flash_attn_varlen_func", causal, window_size, softcap, alibi_slopes, s_aux)
+    options |= {"is_causal": causal, "scale": softmax_scale, "dropout_p": dropout_p}
     max_q, max_k = (x.item() if isinstance(x, Tensor) else x for x in (max_seqlen_q, max_seqlen_k))
-    out: Tensor = torch.ops.cubin.flash_attention(
-        *(q, k, v),
-        is_causal=causal,
-        scale=softmax_scale,
-        dropout_p=dropout_p,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_q,
-        max_seqlen_k=max_k,
-        **options,
-    )
+    options |= {"max_seqlen_q": max_q, "max_seqlen_k": max_k}
+    options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    out: Tensor = torch.ops.cubin.flash_attention(q, k, v, **options)
     return out
 
 

@@ -109,21 +109,14 @@ def _fp8_linear_before(others: Callable[..., Tensor]) -> Callable[..., Tensor]:
         args = (input, weight, weight_scale_inv, block_size)
         reason = float8.why_not(*args, activation_scale)
         if reason:
-            count = (
-                report.count_traced_declined
-                if torch.compiler.is_compiling()
-                else report.count_declined
-            )
-            count(_FP8_LINEAR, reason)
+            traced = torch.compiler.is_compiling()
+            (report.count_traced_declined if traced else report.count_declined)(_FP8_LINEAR, reason)
             return others(*args, bias, activation_scale, **options)
         # Scales of UE8M0 are powers of two; parameters of transformers' layers require gradients.
         scale = weight_scale_inv.detach().float().t()
         own_bias = None if bias is None else bias.detach()
         out = float8.linear(input, weight.detach(), scale, own_bias, "block")
-        if torch.compiler.is_compiling():
-            report.count_traced_served(_FP8_LINEAR, out.dtype, out.device.type)
-        else:
-            report.count_served(_FP8_LINEAR, (input, weight), out)
+        _count(_FP8_LINEAR, input, weight, out)
         return out
 
     setattr(fp8_linear, _OTHERS, others)
@@ -428,20 +421,10 @@ def attention(
     is_plain = attention_mask is None and position_bias is None and indices is None
     if offsets is not None and is_plain:
         longest = _longest(max_length_q, offsets[0]), _longest(max_length_k, offsets[1])
-        out = _packed(
-            query,
-            key,
-            value,
-            offsets,
-            longest,
-            is_causal=is_causal,
-            sliding_window=sliding_window,
-            dropout=dropout,
-            scaling=scaling,
-            softcap=softcap,
-            s_aux=s_aux,
-        )
-        return out, None
+        rest: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "dropout_p": dropout}
+        rest["sinks"] = None if s_aux is None else s_aux.float()
+        given = (query, key, value, offsets, longest, is_causal, sliding_window)
+        return _packed(*given, **rest), None
     if offsets is not None:
         attention_mask = _seen_in_packed(
             offsets, query, key, attention_mask, is_causal, sliding_window
@@ -472,7 +455,7 @@ def attention(
             softcap=softcap or 0.0,
             sinks=None if s_aux is None else s_aux.float(),
         )
-    _count(query, key, out)
+    _count(_REPORTED, query, key, out)
     # Usually a view: the output has the strides of query, in which models put the heads last.
     return out.transpose(1, 2).contiguous(), None
 
@@ -528,11 +511,11 @@ def paged_attention(
     )
 
 
-def _count(query: Tensor, key: Tensor, out: Tensor) -> None:
+def _count(what: str, first: Tensor, second: Tensor, out: Tensor) -> None:
     if torch.compiler.is_compiling():
-        report.count_traced_served(_REPORTED, out.dtype, out.device.type)
+        report.count_traced_served(what, out.dtype, out.device.type)
     else:
-        report.count_served(_REPORTED, (query, key), out)
+        report.count_served(what, (first, second), out)
 
 
 def _longest(given: int | Tensor | None, offsets: Tensor) -> int:
@@ -545,13 +528,9 @@ def _packed(
     value: Tensor,
     offsets: tuple[Tensor, Tensor],
     longest: tuple[int, int],
-    *,
     is_causal: bool,
     sliding_window: int | None,
-    dropout: float,
-    scaling: float | None,
-    softcap: float | None,
-    s_aux: Tensor | None,
+    **options: Any,
 ) -> Tensor:
     """Concatenated sequences in a batch of one; returns (1, rows, heads, head_dim of value)."""
     if query.shape[0] != 1:
@@ -564,18 +543,15 @@ def _packed(
     out = torch.ops.cubin.flash_attention(
         *(x.squeeze(0).transpose(0, 1) for x in (query, key, value)),
         is_causal=is_causal,
-        scale=scaling,
         window_left=window,
         window_right=-1 if is_causal else window,
-        softcap=softcap or 0.0,
-        sinks=None if s_aux is None else s_aux.float(),
         cu_seqlens_q=offsets[0].int(),
         cu_seqlens_k=offsets[1].int(),
         max_seqlen_q=longest[0],
         max_seqlen_k=longest[1],
-        dropout_p=dropout,
+        **options,
     )
-    _count(query, key, out)
+    _count(_REPORTED, query, key, out)
     unpacked: Tensor = out.unsqueeze(0)
     return unpacked
 

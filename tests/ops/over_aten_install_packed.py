@@ -18,7 +18,7 @@ from torch_cubin._pytorch.aten_kernels import has_cuda
 
 aten = torch.ops.aten
 FORWARD, BACKWARD = "aten::_flash_attention_forward", "aten::_flash_attention_backward"
-ROWS, COLUMNS = (3, 5, 1), (4, 2, 6)
+ROWS, COLUMNS = (3, 5, 0, 1, 2), (4, 2, 3, 6, 0)
 NOT_ON_THE_CPU = None if has_cuda() else "only PyTorch could serve"
 
 

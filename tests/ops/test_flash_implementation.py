@@ -186,41 +186,6 @@ def formula_of_packed(tensors, causal=False):
     return out, torch.where(sums == -math.inf, math.inf, sums)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_packed_sequences_forward_and_backward(causal, active, device):
-    tensors, offsets = packed(device, grad=True)
-    results = aten._flash_attention_forward(*tensors, *offsets, 5, 6, 0.0, causal, False)
-    leaves = [x.detach().double().requires_grad_() for x in tensors]
-    out, sums = formula_of_packed(leaves, causal)
-    near(results[0].detach(), out.detach())
-    torch.testing.assert_close(results[1].double(), sums.detach(), rtol=1e-3, atol=1e-3)
-    grad = torch.randn_like(results[0])
-    got = torch.autograd.grad(results[0], tensors, grad)
-    expected = torch.autograd.grad(out, leaves, grad.double())
-    for mine, theirs in zip(got, expected, strict=True):
-        near(mine, theirs)
-    assert calls(active().served) == {VARLEN: 1, VARLEN_BACKWARD: 1}
-
-
-def test_varlen_attn(active, device):
-    varlen = pytest.importorskip("torch.nn.attention.varlen")
-    tensors, offsets = packed(device, heads=4, shared=4, grad=True)
-    with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
-        out = varlen.varlen_attn(*tensors, *offsets, 5, 6)
-    leaves = [x.detach().double().requires_grad_() for x in tensors]
-    expected = formula_of_packed(leaves)[0]
-    near(out.detach(), expected.detach())
-    grad = torch.randn_like(out)
-    for mine, theirs in zip(
-        torch.autograd.grad(out, tensors, grad),
-        torch.autograd.grad(expected, leaves, grad.double()),
-        strict=True,
-    ):
-        near(mine, theirs)
-    assert calls(active().served)[VARLEN] == 1
-    assert active().declined == ()
-
-
 @pytest.mark.skipif(
     not hasattr(aten, "_flash_attention_forward_no_dropout_inplace"), reason="not in this PyTorch"
 )
