@@ -48,8 +48,7 @@ class E4m3Softmax {
     if (__builtin_expect(look_, 0)) find_maximum(s, unit, factor);
     exponentiate(s, unit, part);
     if (looked && whole && __builtin_expect(!look_, 1)) raise(s, part, factor);
-    // The maximum of NaN and a number is the number: a row with NaN is lost anyway.
-    float most = fmaxf(fmaxf(part[0][0], part[0][1]), fmaxf(part[1][0], part[1][1]));
+    float most = largest(part);
     if (!looked && __builtin_expect(!__all_sync(~0u, most <= kMostE4m3), 0)) {
       if (!__all_sync(~0u, most <= kFar)) {
         look_ = true;
@@ -57,16 +56,47 @@ class E4m3Softmax {
       }
       step_down(s, part, factor);
     }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) sum[h] += part[h][0] + part[h][1];
+    add(part);
     return true;
   }
+
+  // weigh() in two parts, where no maximum is wanted: first this, which is all if it returns true.
+  template <int kCount>
+  TC_DEVICE bool weigh_small(float (&s)[kCount], float unit, float (&part)[2][2]) {
+    exponentiate(s, unit, part);
+    if (!__all_sync(~0u, largest(part) <= kMostE4m3)) return false;
+    add(part);
+    return true;
+  }
+  template <int kCount>
+  TC_DEVICE bool weigh_large(float (&s)[kCount], float (&part)[2][2], float (&factor)[2]) {
+    if (!__all_sync(~0u, largest(part) <= kFar)) {
+      look_ = true;
+      return false;
+    }
+    step_down(s, part, factor);
+    add(part);
+    return true;
+  }
+
+  // Whether the next block's maximum is needed.
+  TC_DEVICE bool looks() const { return look_; }
 
   // The next block's maximum is needed, too.
   TC_DEVICE void look_again() { look_ = true; }
 
  private:
   bool look_;  // the next block's maximum is needed; the same in all threads of a warp
+
+  // The maximum of NaN and a number is the number: a row with NaN is lost anyway.
+  static TC_DEVICE float largest(const float (&part)[2][2]) {
+    return fmaxf(fmaxf(part[0][0], part[0][1]), fmaxf(part[1][0], part[1][1]));
+  }
+
+  TC_DEVICE void add(const float (&part)[2][2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] += part[h][0] + part[h][1];
+  }
 
   template <int kCount>
   TC_DEVICE void exponentiate(float (&s)[kCount], float unit, float (&part)[2][2]) const {

@@ -79,6 +79,7 @@ class KeyBlocks {
   }
 
   TC_DEVICE bool is_last() const { return block == last_; }
+  TC_DEVICE int last() const { return last_; }  // in order of visits
 
   // Skips the first and the last blocks in order of visits: 0 or 1 each.
   TC_DEVICE void skip(int first, int last) {

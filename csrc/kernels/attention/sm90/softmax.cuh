@@ -98,7 +98,7 @@ struct RunningSoftmax {
     moves = looks;
     if (__builtin_expect(moves, 0)) find_maximum(s, unit, factor);
     exponentiate(s, unit, block);
-    if (__builtin_expect(!__all_sync(~0u, block[0] <= kMost && block[1] <= kMost), 0)) {
+    if (__builtin_expect(!are_small(block), 0)) {
       u32 found = (state & kFound) / kFound1;
       u32 far = rows_above(block, kFar) & ~found;
       if (__any_sync(~0u, far != 0)) {
@@ -111,6 +111,29 @@ struct RunningSoftmax {
       moves = true;
     }
     if (__builtin_expect(moves, 0)) state &= ~kFound;
+    sum[0] += block[0];
+    sum[1] += block[1];
+    return true;
+  }
+
+  // weigh() in two parts, where no maximum is wanted: first this, which is all if it returns true.
+  template <int kCount>
+  TC_DEVICE bool weigh_small(float (&s)[kCount], float unit, float (&block)[2]) {
+    exponentiate(s, unit, block);
+    if (!are_small(block)) return false;
+    sum[0] += block[0];
+    sum[1] += block[1];
+    return true;
+  }
+  template <int kCount>
+  TC_DEVICE bool weigh_large(float (&s)[kCount], float (&block)[2], float (&factor)[2]) {
+    u32 far = rows_above(block, kFar);
+    if (__any_sync(~0u, far != 0)) {
+      state |= far | (kMoves ? far * kGrows1 : 0);
+      looks = true;
+      return false;
+    }
+    step_down(s, block, factor, rows_above(block, kMost));
     sum[0] += block[0];
     sum[1] += block[1];
     return true;
@@ -144,6 +167,10 @@ struct RunningSoftmax {
 
  private:
   static constexpr u32 kWants = 3, kGrows1 = 4, kFound1 = 16, kFound = 3 * kFound1;
+
+  static TC_DEVICE bool are_small(const float (&block)[2]) {
+    return __all_sync(~0u, block[0] <= kMost && block[1] <= kMost);
+  }
 
   // The bits of the rows of which a thread's sum of weights is above the limit, or NaN.
   static TC_DEVICE u32 rows_above(const float (&block)[2], float limit) {
