@@ -87,22 +87,13 @@ def calls_of(case: Case) -> dict[str, Callable[[], tuple[Tensor, ...]]]:
     return {"forward": lambda: forward()[:1], "backward": backward}
 
 
-def graph_of(call: Callable[[], tuple[Tensor, ...]]) -> tuple[torch.cuda.CUDAGraph, tuple]:
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = call()
-    return graph, results
-
-
 def rows_of(case: Case, budget_ms: float) -> list[Row]:
     rows = []
     for direction, call in calls_of(case).items():
         graphs, results = {}, {}
-        graphs["torch"], results["torch"] = graph_of(call)
+        graphs["torch"], results["torch"] = common.graph_of([call])
         with torch_cubin.install(policy="all"):
-            graphs["cubin"], results["cubin"] = graph_of(call)
+            graphs["cubin"], results["cubin"] = common.graph_of([call])
         with torch_cubin.install(policy="fastest"):
             torch_cubin.report(reset=True)
             call()

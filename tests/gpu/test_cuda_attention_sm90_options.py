@@ -51,8 +51,7 @@ def test_each_option(kind: str, head_dim: int, nan_memory) -> None:
     with kernels_that_run() as names:
         ours, logsumexp = ar.both(q, k, v, grad, **options)
     want = ar.reference(q, k, v, grad, None, kept, **rest)
-    ar.check("bfloat16", f"{kind} {head_dim}", ours, want)
-    ar.check_logsumexp("bfloat16", f"{kind} {head_dim}", logsumexp, want.logsumexp)
+    ar.check("bfloat16", f"{kind} {head_dim}", ours, want, logsumexp)
     again, _ = ar.both(q, k, v, grad, **options)
     for x, y in zip(ours, again, strict=True):
         numerics.check_bits(x, y)
@@ -153,8 +152,7 @@ def test_masks_of_each_head_are_laid_out_in_chunks_of_keys(
         ours, logsumexp = ar.both(q, k, v, grad, mask)
     assert names >= {"sm90_mask_attention", "sm90_backward_mask_attention"}
     want = ar.reference(q, k, v, grad, truth)
-    ar.check("bfloat16", f"{head_dim} {keys}", ours, want)
-    ar.check_logsumexp("bfloat16", f"{head_dim} {keys}", logsumexp, want.logsumexp)
+    ar.check("bfloat16", f"{head_dim} {keys}", ours, want, logsumexp)
 
 
 def mask_of_tiles(kind: str, rows: int, columns: int, g: torch.Generator) -> torch.Tensor:
@@ -198,8 +196,7 @@ def test_boolean_masks_by_tile(kind: str, head_dim: int, nan_memory) -> None:
         label = f"{kind} {head_dim} {options}"
         answers = [torch.ops.cubin.attention_forward(q, k, v, mask, **options) for _ in range(2)]
         want = ar.reference(q, k, v, None, mask, **options)
-        ar.check("bfloat16", label, [answers[0][0]], want)
-        ar.check_logsumexp("bfloat16", label, answers[0][1], want.logsumexp)
+        ar.check("bfloat16", label, [answers[0][0]], want, answers[0][1])
         for x, y in zip(*answers, strict=True):
             numerics.check_bits(x, y)
     names = {entry["name"] for entry in library.catalog()["loaded"]}
@@ -219,8 +216,7 @@ def test_many_padded_sequences(head_dim: int, numbers: bool, nan_memory) -> None
         mask = hidden.masked_fill(~mask, -math.inf)
     out, logsumexp = torch.ops.cubin.attention_forward(q, k, v, mask)
     want = ar.reference(q, k, v, None, mask)
-    ar.check("bfloat16", f"{head_dim} {numbers}", [out], want)
-    ar.check_logsumexp("bfloat16", f"{head_dim} {numbers}", logsumexp, want.logsumexp)
+    ar.check("bfloat16", f"{head_dim} {numbers}", [out], want, logsumexp)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -77,8 +77,7 @@ def test_against_float64(name: str, head_dim: int, nan_memory) -> None:
         ours, logsumexp = ar.both(q, k, v, grad, **options, **named)
         want = ar.packed_reference(q, k, v, grad, q_at.tolist(), k_at.tolist(), options)
         label = f"{name} {widths} {OPTIONS[number]} {named.get('max_seqlen_q')}"
-        ar.check(name, label, ours, want)
-        ar.check_logsumexp(name, label, logsumexp, want.logsumexp)
+        ar.check(name, label, ours, want, logsumexp)
     short = {"float16": "f16", "bfloat16": "bf16"}[name]
     loaded = kernels_loaded()
     assert any(
@@ -122,8 +121,7 @@ def test_random_lengths(head_dim: int, nan_memory) -> None:
         if len(q_lengths) < 100:
             want = ar.packed_reference(q, k, v, grad, q_at.tolist(), k_at.tolist(), options)
             label = f"{number} {options} {q_lengths} {k_lengths}"
-            ar.check("bfloat16", label, ours, want)
-            ar.check_logsumexp("bfloat16", label, logsumexp, want.logsumexp)
+            ar.check("bfloat16", label, ours, want, logsumexp)
         else:  # a reference of thousands takes long: sequences are many calls of one batch each
             again, _ = ar.both(q, k, v, grad, **options, **named)
             for x, y in zip(ours, again, strict=True):
@@ -158,8 +156,7 @@ def test_one_long_sequence_among_short_ones(head_dim: int, heads: tuple, nan_mem
         ours, logsumexp = ar.both(q, k, v, grad, **named)
         want = ar.packed_reference(q, k, v, grad, at.tolist(), at.tolist(), options)
         label = f"{head_dim} {heads} {options}"
-        ar.check("bfloat16", label, ours, want)
-        ar.check_logsumexp("bfloat16", label, logsumexp, want.logsumexp)
+        ar.check("bfloat16", label, ours, want, logsumexp)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -212,8 +209,7 @@ def test_a_max_length_that_is_too_small_truncates_sequences(head_dim: int, nan_m
         mine = [
             x[s].transpose(0, 1) for x, s in ((out, rows), (dq, rows), (dk, columns), (dv, columns))
         ]
-        ar.check("bfloat16", f"{head_dim} {length}", mine, want)
-        ar.check_logsumexp("bfloat16", f"{head_dim} {length}", lse[:, rows], want.logsumexp)
+        ar.check("bfloat16", f"{head_dim} {length}", mine, want, lse[:, rows])
         for x, cut in ((out, 500), (dq, 500), (dk, 380), (dv, 380)):
             assert bool((x[begin + cut : begin + length] == 0).all())
         assert bool((lse[:, begin + 500 : begin + length] == -math.inf).all())
@@ -227,8 +223,7 @@ def test_a_tensor_of_one_row(rows: tuple[int, int], nan_memory) -> None:
     named = {"cu_seqlens_q": offsets(rows[:1]), "cu_seqlens_k": offsets(rows[1:])}
     ours, lse = ar.both(q, k, v, grad, enable_gqa=True, **named)
     want = ar.packed_reference(q, k, v, grad, [0, rows[0]], [0, rows[1]], {})
-    ar.check("bfloat16", str(rows), ours, want)
-    ar.check_logsumexp("bfloat16", str(rows), lse, want.logsumexp)
+    ar.check("bfloat16", str(rows), ours, want, lse)
 
 
 def test_no_sequence_at_all(nan_memory) -> None:

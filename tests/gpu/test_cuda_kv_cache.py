@@ -12,7 +12,7 @@ import pytest
 import torch
 from ops import kv_cache_cases
 from ops.kv_cache_cases import expected, make
-from ops.test_kv_cache import check_caches
+from ops.test_kv_cache import check_alone, check_caches
 
 import torch_cubin
 
@@ -165,16 +165,7 @@ def test_batch_invariance_of_long_sequences():
     lengths = [12000, 300, 1, 4097, 256, 511, 512]
     options = {"batch": len(lengths), "heads": 16, "shared": 4, "dim": 128, "capacity": 12288}
     args = make(DEVICE, **options, lengths=lengths, page_size=16, sinks=True)
-    with torch_cubin.batch_invariant():
-        together = attend(**args)
-        for b, length in enumerate(lengths):
-            pages = -(-length // 16)
-            alone = args | {
-                "q": args["q"][b : b + 1],
-                "block_table": args["block_table"][b : b + 1, :pages].contiguous(),
-                "cache_seqlens": args["cache_seqlens"][b : b + 1],
-            }
-            assert torch.equal(attend(**alone), together[b : b + 1]), length
+    check_alone(lengths, **args)
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

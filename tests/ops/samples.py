@@ -187,3 +187,10 @@ def ops_of(program: torch.export.ExportedProgram) -> list[str]:
         for node in program.graph.nodes
         if node.op == "call_function" and "cubin" in str(node.target)
     ]
+
+
+def fakes(args: dict) -> dict:
+    """Named arguments with fakes in place of their tensors."""
+    mode = torch._subclasses.FakeTensorMode()
+    tensors = {name: mode.from_tensor(x) for name, x in args.items() if isinstance(x, Tensor)}
+    return args | tensors

@@ -9,6 +9,7 @@ import pytest
 import torch
 from ops import e4m3_cases
 from ops.e4m3_cases import CASES, E4M3, expected, make, quantised
+from ops.samples import fakes
 from torch.utils.flop_counter import FlopCounterMode
 
 flash_attention = torch.ops.cubin.flash_attention
@@ -264,11 +265,6 @@ def test_refused(case, fake):
     changed, text = WRONG[case]
     args = {"query": e4m3(2, 5, 4, 32), "key": e4m3(2, 7, 2, 32), "value": e4m3(2, 7, 2, 32)}
     args |= changed
-    if fake:
-        mode = torch._subclasses.FakeTensorMode()
-        args = {
-            name: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
-            for name, x in args.items()
-        }
+    args = fakes(args) if fake else args
     with torch.no_grad(), pytest.raises(RuntimeError, match=rf"\[input\]: flash_attention.*{text}"):
         flash_attention(**args)

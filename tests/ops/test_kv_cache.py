@@ -10,6 +10,7 @@ import pytest
 import torch
 from ops import kv_cache_cases
 from ops.kv_cache_cases import CASES, E4M3, expected, make
+from ops.samples import fakes
 
 import torch_cubin
 
@@ -132,10 +133,8 @@ def test_a_write_increments_the_versions_of_the_caches(device):
     assert args["k_cache"]._version == 1
 
 
-def test_batch_invariance(device):
-    """A sequence has the bits that it has alone, in any batch and in a cache of any capacity."""
-    lengths = [2000, 300, 1, 777]
-    args = make(device, batch=4, capacity=2048, lengths=lengths, sinks=True, page_size=16)
+def check_alone(lengths, **args):
+    """A sequence, in pages of 16, has the bits that it has alone, in a cache of any capacity."""
     with torch_cubin.batch_invariant():
         together = attend(**args)
         for b, length in enumerate(lengths):
@@ -145,7 +144,13 @@ def test_batch_invariance(device):
                 "block_table": args["block_table"][b : b + 1, :pages].contiguous(),
                 "cache_seqlens": args["cache_seqlens"][b : b + 1],
             }
-            assert torch.equal(attend(**alone), together[b : b + 1])
+            assert torch.equal(attend(**alone), together[b : b + 1]), length
+
+
+def test_batch_invariance(device):
+    lengths = [2000, 300, 1, 777]
+    args = make(device, batch=4, capacity=2048, lengths=lengths, sinks=True, page_size=16)
+    check_alone(lengths, **args)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -386,12 +391,7 @@ def test_refused(case, fake):
         "v_cache": bfloat16(2, 32, 2, 64),
     }
     args = right | changed
-    if fake:
-        mode = torch._subclasses.FakeTensorMode()
-        args = {
-            name: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
-            for name, x in args.items()
-        }
+    args = fakes(args) if fake else args
     with torch.no_grad(), pytest.raises(RuntimeError, match=rf"\[input\]: .*{text}"):
         attend(**args)
 
