@@ -10,10 +10,12 @@
 //
 // Or, in kernels that stream, each block has an equal range of the k blocks of all tiles, and the
 // block with the last part of a tile adds the others' (sm90_split.cuh). A block computes its range
-// from the end, so that the part that another block waits for comes first. This is for weights
-// whose rows are contiguous: their tiles are whole swizzle panels, which seldom fill all waves. Of
-// more than 32 tokens pairs of blocks, a cluster, have a tile of 64 rows each and share the tokens,
-// of which each block loads half for both: alone, it would load as much of them as of the weights.
+// from the end, so that the part that another block waits for comes first. Or, where each has at
+// least a tile's worth of K, the next block continues the sums of a part where it ends, so that
+// they are one chain. This is for weights whose rows are contiguous: their tiles are whole swizzle
+// panels, which seldom fill all waves. Of more than 32 tokens pairs of blocks, a cluster, have a
+// tile of 64 rows each and share the tokens, of which each block loads half for both: alone, it
+// would load as much of them as of the weights.
 //
 // Several layers of the same tokens share a launch: their tiles follow one another. A gated tile
 // has half of its rows from each of two layers; a thread holds both sums of an output, and a group
@@ -28,8 +30,7 @@
 //
 // The order in which K is summed depends on `splits` and the k block only, not on the number of
 // tokens: a row of out has the same bits regardless of the other rows. In kernels that stream it
-// depends on the numbers of tiles and blocks, too, so that batch-invariant products do not take
-// them.
+// depends on the numbers of tiles and blocks, too, where parts are added.
 //
 // This file has over 500 lines because the table of its kernels, which says what each can do and
 // costs, stands below the one loop that they all are.
@@ -140,6 +141,7 @@ struct SkinnyStream {
   }
 
   TC_DEVICE bool has_part() const { return k_count < static_cast<int>(k_blocks); }
+  TC_DEVICE bool has_end() const { return k_begin + k_count == static_cast<int>(k_blocks); }
   // The tile's parts. A block may have a part of two tiles: of one it is the last block, and of the
   // other one not, so that its two tiles of `partial` are for these.
   TC_DEVICE void parts(Work& w) const {
@@ -365,6 +367,52 @@ TC_DEVICE void free_skinny_stage(u32 empty) {
   }
 }
 
+// Where the sums of a tile's part lie that does not end K, of a cluster's last tile, and the
+// counter that is 1 when they do: for the next cluster, which continues them.
+template <class C>
+struct SkinnyRelay {
+  float4* sums;
+  int* counter;
+
+  TC_DEVICE SkinnyRelay(const Sm90SkinnyParams& p, u32 cluster) {
+    const u32 block = cluster * C::kTogether + SkinnyStream<C>::rank();
+    sums = reinterpret_cast<float4*>(p.partial) + threadIdx.x +
+           static_cast<tc_int64>(block) * (64 * C::kBlocks * C::kTokens / 4);
+    counter = p.counters + block;
+  }
+
+  TC_DEVICE void send(float (&sum)[C::kBlocks][C::kTokens / 2]) const {
+    move_part<SkinnySums<C>, Move::store>(sums, sum);
+    named_sync(kGroupBarrier, kWarpgroup);
+    if (threadIdx.x == 0) count_part(counter);
+  }
+
+  TC_DEVICE void wait() const {
+    if (threadIdx.x == 0) {
+      // Blocks start in their order, and each computes first what it sends.
+      while (!wait_for_parts(counter, 1, 0)) {
+      }
+      *counter = 0;  // for the next launch
+    }
+    named_sync(kGroupBarrier, kWarpgroup);
+  }
+
+  // Loads the sums if `receives`. NOTE: by predicates: where two branches define the sums, ptxas
+  // serialises the products.
+  TC_DEVICE void load_if(bool receives, float (&sum)[C::kBlocks][C::kTokens / 2]) const {
+#pragma unroll
+    for (int i = 0; i < C::kBlocks * C::kTokens / 8; ++i) {
+      float* s = &sum[i / (C::kTokens / 8)][i % (C::kTokens / 8) * 4];
+      asm volatile(
+          "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %5, 0;\n"
+          "\t@p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n\t}"
+          : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
+          : "l"(sums + i * kWarpgroup), "r"(static_cast<int>(receives))
+          : "memory");
+    }
+  }
+};
+
 TC_DEVICE u64 skinny_descriptor(u32 units) { return wgmma_descriptor(0, 16, 1024) | units; }
 
 template <class C>
@@ -382,6 +430,12 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, SkinnyWork<C> schedule, u32 sp
     for (int block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
       for (int i = 0; i < C::kTokens / 2; ++i) sum[block][i] = 0.0f;
+    }
+    if constexpr (C::kStreams) {
+      const bool receives = p.splits == 0 && schedule.k_begin > 0;
+      const SkinnyRelay<C> relay(p, schedule.cluster() - receives);
+      if (receives) relay.wait();
+      relay.load_if(receives, sum);
     }
     for (int i = 0; i < schedule.k_count; ++i) {
       barrier_wait_bounded(full + 8 * stage, parity);
@@ -418,7 +472,12 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, SkinnyWork<C> schedule, u32 sp
     wgmma_wait<0>();
     free_skinny_stage<C>(empty + 8 * before);
     if constexpr (C::kStreams) {
-      if (schedule.has_part()) {
+      if (p.splits == 0) {
+        if (!schedule.has_end()) {
+          SkinnyRelay<C>(p, schedule.cluster()).send(sum);
+          continue;
+        }
+      } else if (schedule.has_part()) {
         Work w;
         schedule.parts(w);
         const Parts parts = {reinterpret_cast<float4*>(p.partial) + threadIdx.x, nullptr,

@@ -40,7 +40,7 @@ struct Sm90SkinnyParams {
   int tokens_count, k;
   int rows;        // of the weights per block: a multiple of 8 (gated: 16), at most the kernel's
   int tiles;       // of all layers: ceil(rows_count / rows) of each (gated: of half the rows)
-  int splits;      // parts of K: the blocks of a cluster
+  int splits;      // parts of K: the blocks of a cluster; of streamed tiles 1, or 0 (below)
   int stages;      // of the ring in shared memory
   int prefetched;  // k blocks prefetched to the L2 cache before the previous kernel has ended
   int pairs;       // out's contiguous elements may be stored two at a time
@@ -48,7 +48,8 @@ struct Sm90SkinnyParams {
   int activation;  // of gated kernels
   ActivationCurve curve;
   // Streamed tiles, as in sm90_params.h. partial: two tiles of floats per block; counters: one per
-  // block, zero before and after the launch.
+  // block, zero before and after the launch. With splits 0 the block with the next part of a tile
+  // continues the sums of a part.
   int polls;
   float* partial;
   int* counters;
