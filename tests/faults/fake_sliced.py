@@ -10,6 +10,7 @@ from faults import catalogs, launch_params, products
 from faults.forked import forked
 
 PARAMS = structure(f"{MATMUL}/matmul_params.h", "MatmulParams")
+IN_CHAINS = 2  # kFlagInChains
 OF_MULTIPROCESSOR = 228 << 10
 OF_BLOCK = 1 << 10  # that the driver takes
 
@@ -81,3 +82,23 @@ def test_batch_invariant_products_are_added_up_in_one_order(driver, catalog) -> 
     of_chain, of_sums = (launch_params.read(each, PARAMS) for each in (first, second))
     assert of_chain.k_tiles_per_split * 8 == 256
     assert (of_chain.splits, of_sums.splits) == (8, -8)
+
+
+@pytest.mark.parametrize(("k", "chains"), [(4094, 1), (4096, 4), (4098, 4), (16384, 4)])
+def test_batch_invariant_float64_has_four_chains_of_a_long_k(
+    driver, catalog, k: int, chains: int
+) -> None:
+    def launches(m: int, n: int) -> list[dict]:
+        a, b = (*rows(m, k), torch.float64), (*rows(k, n), torch.float64)
+        return launches_of(driver, a, b, batch_invariant=True)
+
+    few, *reduce = launches(64, 1024)
+    of_chain = launch_params.read(few, PARAMS).k_tiles_per_split
+    assert len(reduce) == (chains > 1)
+    assert [launch_params.read(each, PARAMS).splits for each in reduce] == [-4] * len(reduce)
+    (many,) = launches(4096, 4096)
+    params = launch_params.read(many, PARAMS)
+    assert (params.splits, params.flags) == (1, IN_CHAINS if chains > 1 else 0)
+    if chains > 1:
+        assert params.k_tiles_per_split == of_chain
+        assert few["grid"][1] == chains

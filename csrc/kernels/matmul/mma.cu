@@ -104,7 +104,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       "shared": 65536, "threads": 256, "blocks": 2, "archs": ["sm_90a"],
       "cost": {"k_tile": 2600, "fixed": 4300}}]}},
   {"name": "mma_matmul_f64_{layout}_{t.name}", "dtype": "float64", "math": "float64",
-   "alignment": "{t.alignment}", "accepted_spill": {"sm_90a": 60},
+   "alignment": "{t.alignment}",
+   "accepted_spill": {"sm_90a": 60, "sm_100a": 100, "sm_120a": 60},
    "for": {
     "d": [{"dtype": "float64"}],
     "layout": ["nn", "nt", "tn", "tt"],

@@ -17,6 +17,7 @@
 // NOTE: without `#pragma once`: the build compiles several kernels of a source together, and this
 // file once in the namespace of each.
 
+#include "chain_totals.cuh"
 #include "epilogue.cuh"
 #include "mma_operand.cuh"
 
@@ -70,6 +71,9 @@ using Accumulator = typename DTypeTraits<kDType>::Accumulator;
 // A as soon as the rows before them are multiplied, into the registers of the rows that were.
 constexpr bool kRotates = Config::kFragments == 3;
 
+// Of float64 with kFlagInChains.
+constexpr bool kMayChain = kDType == DType::float64;
+
 struct Multiplier {
   ALoader a_loader;
   BLoader b_loader;
@@ -86,6 +90,11 @@ struct Multiplier {
       for (int j = 0; j < 2 * kBlocksN; ++j)
 #pragma unroll
         for (int r = 0; r < 4; ++r) sum[i][j][r] = value;
+  }
+
+  static constexpr int kSums = kBlocksM * 2 * kBlocksN * 4;
+  TC_DEVICE Accumulator& sum_at(int i) {
+    return sum[i / 4 / (2 * kBlocksN)][i / 4 % (2 * kBlocksN)][i % 4];
   }
 
   TC_DEVICE void load(int buffer, u32 stage, int step) {
@@ -147,6 +156,14 @@ TC_DEVICE void find_next(NextTile& next, const MatmulParams& p, const TileIndex&
 
 // The pipelined loop for asynchronous copies. For all but the last of a persistent block's tiles it
 // calls store_whole(index, offset of the free stage); at the end `index` is the last tile.
+struct NoTotals {
+  template <class At>
+  TC_DEVICE void move(bool, At&&) {}
+  template <class At>
+  TC_DEVICE void add_to(At&&) {}
+};
+using Totals = std::conditional_t<kMayChain, ChainTotals<Multiplier::kSums>, NoTotals>;
+
 template <class ACopy, class BCopy, class StoreWhole>
 TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex& index, u32 shared,
                               StoreWhole&& store_whole) {
@@ -231,6 +248,23 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
   // While the tiles to copy are whole, the loop skips the bounds tests, which cost 2% of the time
   // (H200).
   int k_tiles = t.k_tiles;
+  [[maybe_unused]] Totals totals;
+  const bool in_chains = kMayChain && (p.flags & kFlagInChains) != 0;
+  const int of_chain = in_chains ? static_cast<int>(p.k_tiles_per_split) : k_tiles;
+  int chain_end = of_chain;
+  auto multiply_to = [&](auto whole, int end) {
+    if constexpr (!kMayChain) {
+      multiply_until(whole, end);
+    } else {
+      while (tile < end) {
+        multiply_until(whole, min(end, chain_end));
+        if (tile == chain_end && tile < k_tiles) {
+          totals.move(tile == of_chain, [&](int i) -> Accumulator& { return math.sum_at(i); });
+          chain_end += of_chain;
+        }
+      }
+    }
+  };
   if constexpr (!kAny) {
     bool whole = p.m - t.m0 >= Config::kTileM && p.n - t.n0 >= Config::kTileN;
     int whole_tiles = static_cast<int>((t.k_end - t.k_begin) / Config::kTileK);
@@ -257,7 +291,7 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
         tile = 0;
       }
     }
-    if (whole) multiply_until(Constant<1>{}, end);
+    if (whole) multiply_to(Constant<1>{}, end);
     if constexpr (kPersistent) {
       k_left =
           t.k_end - t.k_begin - static_cast<tc_int64>(tile + Config::kStages - 1) * Config::kTileK;
@@ -288,7 +322,12 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
                              read + ATile::kBytes);
       __syncthreads();
     }
-    multiply_until(Constant<0>{}, end);
+    multiply_to(Constant<0>{}, end);
+  }
+  if constexpr (kMayChain) {
+    if (k_tiles > of_chain) {
+      totals.add_to([&](int i) -> Accumulator& { return math.sum_at(i); });
+    }
   }
   cp_async_wait<0>();  // the epilogue reuses the shared memory
 }

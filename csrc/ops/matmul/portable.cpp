@@ -3,6 +3,7 @@
 // sliced.cu, for Hopper.
 #include <algorithm>
 
+#include "kernels/matmul/chains.h"
 #include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
@@ -22,6 +23,7 @@ MatmulParams params_of(const MatmulProblem& p, const PortablePlan& plan,
   out.tiles_n = plan.tiles_n;
   out.k_tiles_per_split = plan.k_tiles_per_split;
   out.splits = plan.splits;
+  if (plan.in_order && p.math == kMathFloat64) out.flags |= kFlagInChains;
   return out;
 }
 
