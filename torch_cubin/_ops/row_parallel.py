@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_cubin import errors
-from torch_cubin._ops import autocast, checks
+from torch_cubin._ops import checks
 from torch_cubin._ops.batch_invariant import batch_invariant
 
 _NAME = "row_parallel_linear"
@@ -79,6 +79,8 @@ def row_parallel_linear(
             str(weight.shape[1]),
         )  # fmt: skip
     if torch.is_autocast_enabled(input.device.type):  # else it would round the sums of each part
+        from torch_cubin._ops import autocast  # and the rules of attention, which few calls need
+
         input, weight = (autocast.cast(each) for each in (input, weight))
     partial = summed_parts(input.reshape(-1, input.shape[-1]), weight.t(), own)
     total = tree(partial if group is None else _Gather.apply(partial, group))
