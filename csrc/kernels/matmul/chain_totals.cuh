@@ -4,7 +4,7 @@
 // NOTE: without `#pragma once`: the build compiles several kernels of a source together, and this
 // file once in the namespace of each.
 
-#include "chains.h"
+#include "chains_params.h"
 #include "common/ptx.cuh"
 
 namespace torch_cubin::TC_KERNEL {

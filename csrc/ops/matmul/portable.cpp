@@ -3,7 +3,7 @@
 // sliced.cu, for Hopper.
 #include <algorithm>
 
-#include "kernels/matmul/chains.h"
+#include "kernels/matmul/chains_params.h"
 #include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
