@@ -179,7 +179,7 @@ FlashResults forward(const AtenOp& op, const FlashCall& call, bool one_split = f
 }
 
 // [batch, heads, rows], or [heads, rows] of packed sequences.
-const char* why_not_sums(const FlashCall& call, const Tensor& logsumexp) {
+const char* why_not_logsumexp(const FlashCall& call, const Tensor& logsumexp) {
   constexpr const char* kOther = "a logsumexp of another layout";
   if (!is_defined(logsumexp)) return kOther;
   const TensorView &q = call.q, sums(logsumexp);
@@ -197,7 +197,7 @@ std::optional<ThreeTensors> backward(const AtenOp& op, const FlashCall& call, Po
                                      const Tensor& grad_out, const Tensor& out,
                                      const Tensor& logsumexp, const char* reason = nullptr) {
   if (reason == nullptr) reason = why_not(call, policy);
-  if (reason == nullptr) reason = why_not_sums(call, logsumexp);
+  if (reason == nullptr) reason = why_not_logsumexp(call, logsumexp);
   if (!serves_attention(op, reason)) return std::nullopt;
   const auto [dq, dk, dv] =
       serve_backward(op, call.arguments("attention_backward"), call.heads_first(grad_out),
