@@ -53,6 +53,19 @@ def test_a_described_product_is_planned_as_the_same_product_of_tensors(
     assert times[planned["chosen"]] == pytest.approx(planned["microseconds"])
 
 
+@pytest.mark.parametrize(("columns", "least"), [(80, 1.1), (128, 0.9)])
+def test_zeros_beside_few_columns_have_a_price(driver, catalog, columns, least) -> None:
+    """A block alone fills all of a box with them, one of eight a part of each box that they share:
+    of 80 columns a tile of 128 takes longer alone, of 128 it does not."""
+
+    def run() -> list:
+        return library.planned([described(5736, columns, 1024, "nn", "bfloat16")], configs=True)
+
+    (planned,) = forked(run)
+    times = {config["name"]: config["microseconds"] for config in planned["configs"]}
+    assert least < times["sm90 64x128"] / times["sm90 64x128 eight_b"] < least + 0.15
+
+
 def test_the_order_of_sums_does_not_depend_on_the_number_of_rows(driver, catalog) -> None:
     """Inside batch_invariant(), whatever the planner prefers: plans with the same sum_order give
     the same bits."""

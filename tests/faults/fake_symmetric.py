@@ -263,7 +263,7 @@ def test_short_products_of_three_tiles_a_block_are_of_the_triangle(
     [
         (88, 256, "own_vectors", "16_bit", "sm90 64x64"),
         (216, 368, "own_vectors", "16_bit", "sm90 64x64"),
-        (80, 728, "own_vectors", "16_bit", "sm90 64x64 four_k"),
+        (96, 1024, "own_vectors", "16_bit", "sm90 64x64 four_k"),
         (64, 952, "k_vectors", "16_bit", "sm90 64x64 four_k"),
         (129, 83, "own_elements", "16_bit", "anywhere 64x64"),
         (448, 384, "own_lines", "tf32", "transpose ab"),

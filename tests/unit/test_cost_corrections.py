@@ -176,8 +176,8 @@ def test_older_times_are_scaled_to_newer_ones(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("gpu", "most"),
     [
-        ("h200", {"all": 2.1, "few rows": 2.9, "rows anywhere": 1.2, "others": 2.0}),
-        ("h100", {"all": 3.9, "few rows": 4.9, "rows anywhere": 6.1, "others": 3.1}),
+        ("h200", {"all": 1.8, "few rows": 2.5, "rows anywhere": 1.2, "others": 1.7}),
+        ("h100", {"all": 4.0, "few rows": 5.5, "rows anywhere": 6.8, "others": 2.9}),
     ],
 )
 def test_the_choices_on_the_sweeps_in_the_tree(gpu: str, most: dict[str, float]) -> None:

@@ -1,7 +1,7 @@
 // Matrix product on Hopper: a persistent, warp-specialized kernel with TMA and wgmma.
 //
 // A block has one or two producer threads, which keep loads of kStages tiles of A and B in flight,
-// and one to three consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two, four or
+// and one to three consumer warpgroups of 64 rows of the tile each. Clusters of two, four or
 // eight blocks share A's tile, B's, or both: each block loads a part and multicasts it (the blocks
 // then stay within kStages of one another). Unaligned rows, which the TMA cannot read, are read by
 // the producer's warpgroup if a copy of the operand would cost more (sm90_read.cuh). TF32 whose A
@@ -413,8 +413,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
-     {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230480, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 230992, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
      {"name": "128x224", "tile": [128, 224, 64], "stages": 4, "consumers": 2, "threads": 384,
@@ -431,6 +429,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "shared": 220096, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0},
      {"name": "192x192", "tile": [192, 192, 64], "stages": 4, "consumers": 3, "threads": 512,
       "shared": 222928, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
+     {"name": "192x160", "tile": [192, 160, 64], "stages": 4, "consumers": 3, "threads": 512,
+      "shared": 230928, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 1},
      {"name": "64x192", "tile": [64, 192, 64], "stages": 6, "consumers": 1, "threads": 256,
       "shared": 230384, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
@@ -451,8 +451,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "l": [{"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
-     {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230480, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 230992, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
@@ -465,6 +463,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "shared": 230384, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0},
      {"name": "192x192", "tile": [192, 192, 64], "stages": 4, "consumers": 3, "threads": 512,
       "shared": 222928, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
+     {"name": "192x160", "tile": [192, 160, 64], "stages": 4, "consumers": 3, "threads": 512,
+      "shared": 222736, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
      {"name": "64x192", "tile": [64, 192, 64], "stages": 6, "consumers": 1, "threads": 256,
       "shared": 230384, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
@@ -481,8 +481,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}],
     "t": [
-     {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230480, "streams": 1, "splits_k": 0, "reads": 0, "swaps": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 230992, "streams": 1, "splits_k": 0, "reads": 0, "swaps": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
@@ -493,6 +491,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "shared": 230512, "streams": 1, "splits_k": 1, "reads": 0, "swaps": 0},
      {"name": "192x192", "tile": [192, 192, 64], "stages": 4, "consumers": 3, "threads": 512,
       "shared": 222928, "streams": 1, "splits_k": 0, "reads": 0, "swaps": 0},
+     {"name": "192x160", "tile": [192, 160, 64], "stages": 4, "consumers": 3, "threads": 512,
+      "shared": 222736, "streams": 1, "splits_k": 0, "reads": 0, "swaps": 1},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
       "shared": 230800, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
      {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,

@@ -1,3 +1,4 @@
+// This file has over 500 lines because each rule of a price stands beside what was measured.
 #include "ops/matmul/sm90_configs.h"
 
 #include <algorithm>
@@ -37,8 +38,9 @@ double lines_of(RowsBegin rows, int64_t tile, bool mn_major, bool of_gradient) {
   if (!of_gradient) return lines && !ends_within ? 1 : 2;
   // All blocks of a weight gradient read the same rows of K at a time: a line takes half the time
   // of one along K. Rows that begin within lines do not (H200, 4608 x 1152 x 16384 by 128x160: 870
-  // cycles a k block, whose products take 640).
-  return ends_within ? share(3, 2) : lines ? share(1, 2) : 1;
+  // cycles a k block, whose products take 640), and two lines where they begin within sectors.
+  const double within = rows == RowsBegin::kWithinSectors ? 2 : 1;
+  return ends_within ? share(3, 2) : lines ? share(1, 2) : within;
 }
 
 RowsBegin rows_begin(const MatmulCase& c, bool lines, int64_t elements) {
@@ -113,8 +115,8 @@ class Counter {
       plan.whole_tiles = static_cast<int32_t>(cluster_tiles);
       plan.clusters = static_cast<int32_t>(std::min(slots, cluster_tiles));
       if (row.parts) plan.split_blocks = static_cast<int32_t>(k_blocks / c_.k_parts);
-      outside_ = 1 - static_cast<double>(c_.m) / static_cast<double>(tiles_m * row.tile_m) *
-                         static_cast<double>(c_.n) / static_cast<double>(tiles_n * row.tile_n);
+      outside_ = 1 - share(std::max(c_.m, row.tile_m), tiles_m * row.tile_m) *
+                         share(std::max(c_.n, row.tile_n), tiles_n * row.tile_n);
       of_cluster_ = row.correction + of_swapped_ + table_.of_cluster[&cluster - kSm90Clusters];
       if (is_tn && cluster.splits_k()) of_cluster_ += table_.of_pairs_tn;
       of_whole_tiles_ = is_tn && size > 1 && !cluster.splits_k() ? table_.of_clusters_tn : 0;
@@ -167,6 +169,21 @@ class Counter {
     return static_cast<double>(row.tile_m * row.tile_n) * sizeof(float);
   }
 
+  // What the TMA takes longer for zeros of a k block than for what it loads, as bytes of that: for
+  // boxes partly outside an operand smaller than a tile, 25 bytes a cycle (H200, 5736 x 80 x 368 NN
+  // by 64x128 alone 5.0 us, by four that load a part of each box 4.0).
+  static double filled_bytes(int64_t size, int64_t tile, bool mn_major, int64_t sharers) {
+    if (size >= tile) return 0;
+    const int64_t rows = mn_major ? (size % 64 == 0 ? 0 : 64) : tile - size;
+    return share(4, 3) * share(rows * 128, sharers);
+  }
+
+  // Of the last tile of a block whose warpgroups take tiles in turns: one of them stores it (H200,
+  // a tile a block: by 128x160 and 128x192 0.3 to 0.5 us longer than where both share the tile).
+  static double alone_cycles(const Sm90Row& row) {
+    return row.ping_pong ? share(3 * row.tile_m * row.tile_n, 64) : 0;
+  }
+
   // Of a value where a warpgroup has a tile alone, and half as much again where its sums leave
   // registers for half a panel only (H200, plain and with GELU: 16384 x 4608 x 1152 by 128x128 250,
   // 286 us, by 128x192 250, 340; 1024 x 6144 x 4096 75, 79; 76, 87). Several that share a tile
@@ -179,9 +196,8 @@ class Counter {
   // Whether blocks have one tile alone, and are priced as those that begin sooner (sm90.cu): of one
   // warpgroup. Of a short K, whose loads are all asked for at once, nothing is gained where many
   // blocks wait for the same lines of an operand, which clusters ask for once: in long outputs
-  // (H200, alone and in clusters: 184 x 5736 x 40 by 64x192 4.1 us, 3.6; 272 x 1032 x 112 by 64x64
-  // 2.1, 2.6). Nor is it where many blocks read rows that begin within sectors (80 x 6720 x 168 by
-  // 64x128 4.0, 3.4; 96 x 7472 x 216 4.8, 4.0; 72 x 3456 x 160, at sectors, 2.8, 2.9).
+  // (H200, alone and in clusters: 184 x 5736 x 40 by 64x192 4.1 us, 3.6). Nor is it where many
+  // blocks read rows that begin within sectors (80 x 6720 x 168 by 64x128 4.0, 3.4).
   bool is_early(const Sm90Plan& plan, int64_t tiles, int64_t k_blocks) const {
     constexpr int64_t kLong = 16;  // times as long as wide
     const Sm90Row& row = *plan.row;
@@ -204,6 +220,10 @@ class Counter {
                            plan.cluster.of_a, plan.cluster.of_b, rows_of_a(c_, row.a_mn_major),
                            rows_of_b(c_, row.b_mn_major), of_gradient},
                           static_cast<double>(tiles), k_blocks);
+    work.l2_bytes += k_blocks * (filled_bytes(c_.m, row.tile_m, row.a_mn_major, plan.cluster.of_a) +
+                                 filled_bytes(c_.n, row.tile_n, row.b_mn_major, plan.cluster.of_b));
+    // Tiles stored transposed take longer (H200: by 0.12 to 0.25 of what their results take).
+    work.threads = alone_cycles(row) + (swapped_ && row.swaps ? work.values * share(1, 64) : 0);
     // Results of 4 bytes take twice the stores (x.t() @ x of 1644 x 64 and 704 x 128, H200).
     if (c_.math == kMathTF32 && c_.symmetric) work.values *= 2;
     // Unrounded sums without a tensor map are stored one by one, each after a read of shared memory
@@ -230,14 +250,8 @@ class Counter {
           row.is_tn() ? k_blocks : share(3, 4) * (k_blocks - static_cast<double>(tiles));
       work.waits = k_blocks + (plan.reads_a && plan.reads_b ? more : 0);
       work.correction += table_.of_read;
-    } else if (row.is_narrow_tn()) {
-      // The TMA fills a part of each tile with zeros where the matrix is smaller, a fifth of a wait
-      // for a k block (24 x 12096 x 10496, H200: 125 us).
-      const int64_t parts = (c_.m < row.tile_m ? 1 : 0) + (c_.n < row.tile_n ? 1 : 0);
-      work.waits = share(parts, 5) * k_blocks;
     } else if (c_.batch_invariant && c_.m < row.tile_m) {
-      // So it does here (32 rows of 4096 x 14336 by 64x32, H200: 50.5 us, 64 rows 31.5). Other
-      // products of so few rows have quicker kernels in any case.
+      // Longer still (32 rows of 4096 x 14336 by 64x32, H200: 50.5 us, 64 rows 31.5).
       work.waits = share(1, 5) * k_blocks;
     }
     // Sums of parts of K take time that their number does not change (H200: 1024 x 1024 x 1024 by
@@ -272,6 +286,7 @@ class Counter {
     // The threads that load tiles go on to the next one, those that store do so themselves.
     const bool ahead = !plan.row->reads;
     last.ahead = ahead ? 1 : 0;
+    last.threads -= alone_cycles(*plan.row);  // `work` has them
     Work work = work_of(plan, waves, static_cast<double>(waves * k_blocks), 1 - share(left, tiles));
     work.correction = last.correction;
     store(*plan.row, all, work);

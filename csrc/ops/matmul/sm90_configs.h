@@ -131,7 +131,7 @@ using Sm90Offer = std::function<void(const Sm90Plan&, const Work&, const Work*)>
 void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t largest_cluster,
                   bool swapped, const Sm90Offer& offer);
 
-// "256x128 share_a streamed", "64x64 read 4 splits", "128x192 swapped share_b", "128x192 ping_pong"
+// "128x256 share_a streamed", "64x64 read 4 splits", "128x192 swapped share_b", "128x192 ping_pong"
 std::string sm90_name(const Sm90Plan& plan);
 
 }  // namespace torch_cubin
