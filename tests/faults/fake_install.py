@@ -202,6 +202,21 @@ def test_a_gpu_that_was_not_measured(products, policy) -> None:
         assert (served, pytorchs) == ([], 1)
 
 
+def test_speed_is_known_before_flash_attention_alone_is_served(monkeypatch) -> None:
+    """By its implementation "cubin", without install(): the first call reads its GPU's speed for
+    the whole process."""
+
+    def child() -> list[str]:
+        order: list[str] = []
+        monkeypatch.setattr(library, "set_known_speed", lambda table: order.append("speed"))
+        monkeypatch.setattr(library, "stand_over_flash", lambda *_: order.append("flash"))
+        aten_kernels._send_known_speed.cache_clear()
+        aten_kernels.register_flash()
+        return order
+
+    assert forked(child) == ["speed", "flash"]
+
+
 def test_a_gpu_that_was_not_measured_is_calibrated_once(products) -> None:
     def call() -> list[int]:
         know()

@@ -108,6 +108,7 @@ def register_flash(key: str = "CUDA") -> None:
     with _lock:
         if key in _with_flash or (key == "CUDA" and not aten_kernels.has_cuda()):
             return
+        _send_known_speed()  # before a call reads it, once for each GPU
         aten_kernels.warn_of_override_now()
         library.stand_over_flash(
             key,
