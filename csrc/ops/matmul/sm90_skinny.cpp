@@ -323,7 +323,8 @@ class Sm90Skinny : public MatmulKernels {
     const double k_blocks = tile.streamed()
                                 ? static_cast<double>(tiles * tile_k_blocks) / multiprocessors
                                 : rounds * static_cast<double>(ceil_div(tile_k_blocks, splits));
-    work.tiles = tile.streamed() ? static_cast<double>(tiles / multiprocessors + 2) : rounds;
+    const int64_t most_tiles = tiles / multiprocessors + 2;
+    work.tiles = tile.streamed() ? static_cast<double>(most_tiles) : rounds;
     work.once_bytes = stage_rows(*row, tile.rows) * k_blocks * kSkinnyBlockK * 2;
     // Two multiprocessors share a port (Terms::port_bytes_per_cycle). Where both have as many
     // blocks as any, the memory waits for the ports of such (16x6144x4096 NN, H200: 96 blocks of 64
@@ -346,7 +347,8 @@ class Sm90Skinny : public MatmulKernels {
     // That a tile has at most, if streamed: as one of its own.
     const int64_t parts = tile.streamed() ? ceil_div(multiprocessors, tiles) + 1 : splits;
     work.handshakes = tile.streamed() ? static_cast<double>(parts) : splits > 1 ? 1 : 0;
-    work.sums_bytes = static_cast<double>((parts - 1) * tile.rows * row->tokens * 4 / splits);
+    const int64_t sums_bytes = (parts - 1) * tile.rows * row->tokens * 4 / splits;
+    work.sums_bytes = static_cast<double>(sums_bytes);
     MatmulPlan plan;
     plan.set(chosen);
     out.offer(plan, work);
