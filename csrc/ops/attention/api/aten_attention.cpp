@@ -211,7 +211,7 @@ FourTensors aten_efficient_attention(const Tensor& query, const Tensor& key, con
     }
   }
   return tensors_of_pytorch<4>(op, aten_attentions().efficient, query.get(), key.get(), value.get(),
-                               Borrowed(bias), compute_logsumexp, dropout_p, is_causal,
+                               Borrowed(bias).optional(), compute_logsumexp, dropout_p, is_causal,
                                pointer_to(scale));
 }
 
@@ -280,7 +280,7 @@ AtenAttentionResults aten_cudnn_attention(const Tensor& query, const Tensor& key
     }
   }
   return results_of_pytorch(op, aten_attentions().cudnn, query.get(), key.get(), value.get(),
-                            Borrowed(bias), compute_logsumexp, dropout_p, is_causal,
+                            Borrowed(bias).optional(), compute_logsumexp, dropout_p, is_causal,
                             return_debug_mask, pointer_to(scale));
 }
 

@@ -74,7 +74,7 @@ T* pointer_to(std::optional<T>& value) {
 class Borrowed {
  public:
   explicit Borrowed(const GivenTensor& tensor) : handle_(tensor ? tensor->get() : nullptr) {}
-  operator AtenTensorHandle*() { return handle_ ? &handle_ : nullptr; }
+  AtenTensorHandle* optional() { return handle_ ? &handle_ : nullptr; }
 
  private:
   AtenTensorHandle handle_;

@@ -285,10 +285,10 @@ FlashResults aten_flash_forward_15(const Tensor& query, const Tensor& key, const
                            seqused_k, alibi_slopes, std::nullopt, std::nullopt))
     return *served;
   return tensors_of_pytorch<5>(op, aten_attentions().packed, query.get(), key.get(), value.get(),
-                               Borrowed(cum_seq_q), Borrowed(cum_seq_k), max_q, max_k, dropout_p,
-                               is_causal, return_debug_mask, pointer_to(scale),
-                               pointer_to(window_left), pointer_to(window_right),
-                               Borrowed(seqused_k), Borrowed(alibi_slopes));
+                               Borrowed(cum_seq_q).optional(), Borrowed(cum_seq_k).optional(),
+                               max_q, max_k, dropout_p, is_causal, return_debug_mask,
+                               pointer_to(scale), pointer_to(window_left), pointer_to(window_right),
+                               Borrowed(seqused_k).optional(), Borrowed(alibi_slopes).optional());
 }
 
 FlashResults aten_flash_forward_17(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -304,11 +304,12 @@ FlashResults aten_flash_forward_17(const Tensor& query, const Tensor& key, const
                            is_causal, return_debug_mask, scale, window_left, window_right,
                            seqused_k, alibi_slopes, block_table, num_splits))
     return *served;
-  return tensors_of_pytorch<5>(
-      op, aten_attentions().paged, query.get(), key.get(), value.get(), Borrowed(cum_seq_q),
-      Borrowed(cum_seq_k), max_q, max_k, dropout_p, is_causal, return_debug_mask, pointer_to(scale),
-      pointer_to(window_left), pointer_to(window_right), Borrowed(seqused_k),
-      Borrowed(alibi_slopes), Borrowed(block_table), pointer_to(num_splits));
+  return tensors_of_pytorch<5>(op, aten_attentions().paged, query.get(), key.get(), value.get(),
+                               Borrowed(cum_seq_q).optional(), Borrowed(cum_seq_k).optional(),
+                               max_q, max_k, dropout_p, is_causal, return_debug_mask,
+                               pointer_to(scale), pointer_to(window_left), pointer_to(window_right),
+                               Borrowed(seqused_k).optional(), Borrowed(alibi_slopes).optional(),
+                               Borrowed(block_table).optional(), pointer_to(num_splits));
 }
 
 // Into `out`; returns the logsumexp.
@@ -331,9 +332,10 @@ Tensor aten_flash_forward_into(const Tensor& out, const Tensor& query, const Ten
   }
   return std::get<0>(tensors_of_pytorch<1>(
       op, aten_attentions().into, out.get(), query.get(), key.get(), value.get(),
-      Borrowed(cum_seq_q), Borrowed(cum_seq_k), max_q, max_k, dropout_p, is_causal,
-      return_debug_mask, pointer_to(scale), pointer_to(window_left), pointer_to(window_right),
-      Borrowed(seqused_k), Borrowed(alibi_slopes), Borrowed(block_table), pointer_to(num_splits)));
+      Borrowed(cum_seq_q).optional(), Borrowed(cum_seq_k).optional(), max_q, max_k, dropout_p,
+      is_causal, return_debug_mask, pointer_to(scale), pointer_to(window_left),
+      pointer_to(window_right), Borrowed(seqused_k).optional(), Borrowed(alibi_slopes).optional(),
+      Borrowed(block_table).optional(), pointer_to(num_splits)));
 }
 
 ThreeTensors aten_flash_backward(const Tensor& grad_out, const Tensor& query, const Tensor& key,

@@ -134,7 +134,8 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     if (!row.transposes || row.rows != 3 * kE4m3QueryRows || rest == 0) return 1;
     const int64_t rounds = ceil_div(tiles, blocks_), each = ceil_div(seqlen_q, row.rows);
     const double saved = rest == 1 ? 0.5 : rest == 2 ? 0.15 : 0;
-    return 1 - saved * static_cast<double>(rounds / each) / static_cast<double>(rounds);
+    const int64_t partial = rounds / each;
+    return 1 - saved * static_cast<double>(partial) / static_cast<double>(rounds);
   }
 
   double transpose_cycles(const AttentionCase& problem) const {
