@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import random
 import subprocess
 from collections.abc import Callable, Iterator
@@ -229,6 +230,12 @@ def clocks() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
+def write(path: str | None, lines: list[Line], switch: bool) -> None:
+    found = summary(lines, switch)
+    results = {"clocks": clocks(), "summary": found, "lines": [asdict(x) for x in lines]}
+    common.write_json(path, results)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="GROUP,...", help=f"of {', '.join(GOALS)}")
@@ -249,25 +256,23 @@ def main() -> None:
     operands = Operands(torch.device("cuda", torch.cuda.current_device()))
     lines, failures = [], []
     with torch.no_grad():
-        for group, product in products():
+        for group, members in itertools.groupby(products(), key=lambda pair: pair[0]):
             if group not in only or (switch and group == "epilogues"):
                 continue
-            try:
-                for line in measure(group, product, operands, options.budget, switch):
-                    lines.append(line)
-                    if options.lines:
-                        label = f"{line.product} {line.what}".strip()
-                        print(f"{line.ratio:6.3f} {line.cubin_us:9.1f} us  {group:9} {label}")
-                if torch.cuda.memory_reserved() > 2**35:
-                    torch.cuda.empty_cache()  # free the memory of graphs of large products
-            except Exception as error:  # keep the numbers of the other lines
-                failures.append(f"{group} {product}: {type(error).__name__}: {error}")
+            for _, product in members:
+                try:
+                    for line in measure(group, product, operands, options.budget, switch):
+                        lines.append(line)
+                        if options.lines:
+                            label = f"{line.product} {line.what}".strip()
+                            print(f"{line.ratio:6.3f} {line.cubin_us:9.1f} us  {group:9} {label}")
+                    if torch.cuda.memory_reserved() > 2**35:
+                        torch.cuda.empty_cache()  # free the memory of graphs of large products
+                except Exception as error:  # keep the numbers of the other lines
+                    failures.append(f"{group} {product}: {type(error).__name__}: {error}")
+            write(options.json, lines, switch)  # a run that is ended early keeps whole groups
     print_summary(lines, options.markdown, switch)
-    state = clocks()
-    print(f"clocks and power at the end: {state}")
-    found = summary(lines, switch)
-    results = {"clocks": state, "summary": found, "lines": [asdict(x) for x in lines]}
-    common.write_json(options.json, results)
+    print(f"clocks and power at the end: {clocks()}")
     common.end_with(failures)
 
 
