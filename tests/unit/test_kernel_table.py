@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -54,11 +55,42 @@ def test_table_defaults_are_overridden_and_extra_fields_kept() -> None:
     assert (kernel.fields["stages"], kernel.fields["color"], kernel.fields["rows"]) == (2, "red", 4)
 
 
+def test_loops_over_dtypes_and_tables() -> None:
+    """Members of `for` and `defines` are added to those of the defaults; null omits a member."""
+    entry = {
+        "name": "k_{d.short}_{t.tile.0}x{t.tile.1}",
+        "tile": "{t.tile}",
+        "cost": {"fixed": "{t.fixed}", "lone": "{t.lone}"},
+        "defines": {"TC_BYTES": "{d.bytes}"},
+        "for": {"t": [["tile", "fixed", "lone"], [[64, 32, 8], 7, 0.5], [[8, 16, 8], 9, None]]},
+    }
+    defaults = {"for": {"d": "bf16 tf32"}, "defines": {"TC_DTYPE": "{d.dtype}"}}
+    omitted = ("dtype", "math", "layout", "alignment", "stages", "dynamic_shared")
+    full = json.loads(kernel_table.TABLE.findall(table(entry))[0])["kernels"][0]
+    short = {key: value for key, value in full.items() if key not in omitted}
+    block = json.dumps({"virtual_arch": ["90a"], "defaults": defaults, "kernels": [short]})
+    kernels = kernel_table.parse_table(f"/* torch_cubin kernels\n{block}\n*/\n", Path("a/b.cu"))
+    assert [kernel.name for kernel in kernels] == [
+        *("k_bf16_64x32", "k_bf16_8x16", "k_tf32_64x32", "k_tf32_8x16"),
+    ]
+    last = kernels[-1]
+    assert last.defines == {"TC_DTYPE": "float32", "TC_BYTES": "4"}
+    assert [kernel.fields["cost"] for kernel in kernels[:2]] == [
+        {"fixed": 7, "lone": 0.5},
+        {"fixed": 9},
+    ]
+    assert [last.fields[field] for field in omitted] == ["float32", "tf32", "any", 16, 1, 0]
+    assert last.archs == ("sm_90a",)
+
+
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
         ({"name": "k_{layot}"}, "unknown variable '{layot}'"),
         ({"name": "{t.x}", "for": {"t": [{"name": "a"}]}}, "unknown variable '{t.x}'"),
+        ({"name": "{t.tile.3}", "for": {"t": [["tile"], [[1, 2, 3]]]}}, "variable '{t.tile.3}'"),
+        ({"for": {"t": [["x", "y"], [1]]}}, "row of another length"),
+        ({"for": {"d": "f16 f8"}}, "unknown dtypes ['f8']"),
         ({"tile": [64, 64]}, "wrong 'tile'"),
         ({"block": ["64", 1, 1]}, "wrong 'block'"),
     ],
@@ -70,8 +102,8 @@ def test_table_mistakes_are_named(entry: dict, says: str) -> None:
 
 
 def test_table_missing_fields_bad_json_and_duplicates(tmp_path: Path) -> None:
-    text = table({}).replace('"layout"', '"lay"').replace('"cost"', '"cst"')
-    with pytest.raises(BuildError, match="no layout, cost"):
+    text = table({}).replace('"math"', '"mth"').replace('"cost"', '"cst"')
+    with pytest.raises(BuildError, match="no math, cost"):
         kernel_table.parse_table(text, Path("a.cu"))
     with pytest.raises(BuildError, match="is not JSON"):
         kernel_table.parse_table("/* torch_cubin kernels\n{,}\n*/\n", Path("a.cu"))

@@ -18,10 +18,16 @@ from typing import Any
 
 from toolkit import BuildError
 
-REQUIRED = (
-    *("name", "kind", "dtype", "math", "layout", "alignment"),
-    *("tile", "stages", "block", "dynamic_shared", "cost"),
-)
+REQUIRED = ("name", "kind", "dtype", "math", "tile", "block", "cost")
+DEFAULTS = {"layout": "any", "alignment": 16, "stages": 1, "dynamic_shared": 0}
+# What a loop over dtypes, which "for" gives as their short names, knows of each.
+DTYPES = {
+    "f16": {"short": "f16", "dtype": "float16", "math": "float16", "bytes": 2},
+    "bf16": {"short": "bf16", "dtype": "bfloat16", "math": "bfloat16", "bytes": 2},
+    "f32": {"short": "f32", "dtype": "float32", "math": "float32", "bytes": 4},
+    "tf32": {"short": "tf32", "dtype": "float32", "math": "tf32", "bytes": 4},
+    "f64": {"short": "f64", "dtype": "float64", "math": "float64", "bytes": 8},
+}
 BUILD_ONLY = ("name", "defines", "archs", "accepted_spill", "for")
 TABLE = re.compile(r"^/\* torch_cubin kernels\n(.*?)^\*/", re.DOTALL | re.MULTILINE)
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*(?:\.\w+)*)\}")
@@ -149,9 +155,12 @@ def substitute(value: Any, variables: dict[str, Any], source: pathlib.Path) -> A
     def lookup(path: str) -> Any:
         found: Any = variables
         for part in path.split("."):
-            if not isinstance(found, dict) or part not in found:
+            if isinstance(found, list) and part.isdigit() and int(part) < len(found):
+                found = found[int(part)]
+            elif isinstance(found, dict) and part in found:
+                found = found[part]
+            else:
                 raise fail(source, f"uses an unknown variable '{{{path}}}'", do="Name it in 'for'.")
-            found = found[part]
         return found
 
     if isinstance(value, str):
@@ -164,21 +173,47 @@ def substitute(value: Any, variables: dict[str, Any], source: pathlib.Path) -> A
     if isinstance(value, list):
         return [substitute(item, variables, source) for item in value]
     if isinstance(value, dict):
-        return {
+        members = {
             substitute(key, variables, source): substitute(item, variables, source)
             for key, item in value.items()
         }
+        return {key: item for key, item in members.items() if item is not None}
     return value
+
+
+def loop_values(loop: str | list[Any], source: pathlib.Path) -> list[Any]:
+    """The values of a variable of "for": a list of them, the short names of dtypes in a string, or
+    a table, whose first row names the members that the others give."""
+    if isinstance(loop, str):
+        if unknown := set(loop.split()) - set(DTYPES):
+            raise fail(source, f"loops over unknown dtypes {sorted(unknown)}")
+        return [DTYPES[name] for name in loop.split()]
+    if not isinstance(loop[0], list):
+        return loop
+    columns, *rows = loop
+    if wrong := [row for row in rows if len(row) != len(columns)]:
+        raise fail(source, "has a row of another length", expected=f"{columns}", got=f"{wrong[0]}")
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def expand(entry: dict[str, Any], source: pathlib.Path) -> list[dict[str, Any]]:
     """Expands one entry to its rows, in the order of its 'for'."""
     body = {key: value for key, value in entry.items() if key != "for"}
-    loops = entry.get("for", {})
+    loops = {name: loop_values(loop, source) for name, loop in entry.get("for", {}).items()}
     rows = []
     for values in itertools.product(*loops.values()):
         rows.append(substitute(body, dict(zip(loops, values, strict=True)), source))
     return rows
+
+
+def with_defaults(entry: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """An entry with the fields that it omits; of `for` and `defines`, the members."""
+    full = {**DEFAULTS, **defaults, **entry}
+    for field in ("for", "defines"):
+        full[field] = {**defaults.get(field, {}), **entry.get(field, {})}
+    if "d" in full["for"]:
+        full = {"dtype": "{d.dtype}", "math": "{d.math}", **full}
+    return full
 
 
 def check_row(row: dict[str, Any], source: pathlib.Path) -> None:
@@ -213,9 +248,10 @@ def parse_table(text: str, source: pathlib.Path) -> list[Kernel]:
     except json.JSONDecodeError as error:
         raise fail(source, "is not JSON", got=f"{error} of the block") from None
     virtual = tuple(str(v) for v in table.get("virtual_arch", [80, 90]))
+    only = tuple(f"sm_{v}" for v in virtual) if not any(v.isdigit() for v in virtual) else None
     kernels = []
     for entry in table["kernels"]:
-        for row in expand({**table.get("defaults", {}), **entry}, source):
+        for row in expand(with_defaults(entry, table.get("defaults", {})), source):
             check_row(row, source)
             fields = {key: value for key, value in row.items() if key not in BUILD_ONLY}
             fields.setdefault("family", family_of(source))
@@ -226,7 +262,7 @@ def parse_table(text: str, source: pathlib.Path) -> list[Kernel]:
                     source=source,
                     virtual_archs=virtual,
                     defines={key: str(value) for key, value in row.get("defines", {}).items()},
-                    archs=tuple(row["archs"]) if row.get("archs") else None,
+                    archs=tuple(row["archs"]) if row.get("archs") else only,
                     accepted_spill=row.get("accepted_spill", {}),
                     fields=fields,
                 )

@@ -130,7 +130,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "order_experts", "kind": "order", "archs": ["sm_90a"], "dtype": "any", "math": "any",
-   "layout": "any", "alignment": 4, "tile": [1024, 1, 1], "stages": 1, "block": [256, 1, 1],
-   "dynamic_shared": 0, "defines": {}, "cost": {}}]}
+  {"name": "order_experts", "kind": "order", "dtype": "any", "math": "any", "alignment": 4,
+   "tile": [1024, 1, 1], "block": [256, 1, 1], "cost": {}}]}
 */

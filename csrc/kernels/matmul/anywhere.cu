@@ -383,35 +383,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "defaults": {
-  "kind": "anywhere", "archs": ["sm_90a"], "alignment": 2, "layout": "any", "stages": 2,
-  "block": [256, 1, 1], "tile": "{t.tile}", "dynamic_shared": "{t.shared}", "short": "{t.short}",
+  "kind": "anywhere", "tile": "{t.tile}", "block": [256, 1, 1], "stages": 2,
+  "dynamic_shared": "{t.shared}",
   "cost": {"block": "{t.block}", "part": "{t.part}", "beside": "{t.beside}", "again": "{t.again}",
            "turned": "{t.turned}", "split": "{t.split}", "memory": "{t.memory}"},
-  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{t.blocks}", "TC_SHORT": "{t.short}", "TC_ROUND": "{t.round}"}},
+  "short": "{t.short}",
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{t.blocks}", "TC_SHORT": "{t.short}",
+              "TC_ROUND": "{t.round}"}},
  "kernels": [
-  {"name": "anywhere_matmul_{d.short}_{t.name}",
-   "dtype": "{d.dtype}", "math": "{d.dtype}",
+  {"name": "anywhere_matmul_{d.short}_{t.tile.0}x{t.tile.1}{t.name}", "alignment": 2,
    "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "d": "bf16 f16",
     "t": [
-     {"name": "64x64", "tile": [64, 64, 64], "blocks": 2, "short": 0, "round": 2, "shared": 65536,
-      "block": 3000, "part": 1080, "beside": 0.31, "again": 2.7, "turned": 0,
-      "split": 1290, "memory": 3000},
-     {"name": "64x128", "tile": [64, 128, 64], "blocks": 2, "short": 0, "round": 1, "shared": 49152,
-      "block": 4100, "part": 1990, "beside": 0.28, "again": 2.2, "turned": 0,
-      "split": 640, "memory": 0},
-     {"name": "128x128_short", "tile": [128, 128, 64], "blocks": 2, "short": 1, "round": 1,
-      "shared": 65536, "block": 6770, "part": 2600, "beside": 0.18, "again": 6.4, "turned": 0,
-      "split": 0, "memory": 0}]}},
-  {"name": "anywhere_matmul_tf32_{t.name}",
-   "dtype": "float32", "math": "tf32", "alignment": 4,
+     ["name", "tile", "blocks", "short", "round", "shared", "block", "part", "beside", "again",
+      "turned", "split", "memory"],
+     ["",       [64, 64, 64],   2, 0, 2, 65536, 3000, 1080, 0.31, 2.7, 0, 1290, 3000],
+     ["",       [64, 128, 64],  2, 0, 1, 49152, 4100, 1990, 0.28, 2.2, 0,  640,    0],
+     ["_short", [128, 128, 64], 2, 1, 1, 65536, 6770, 2600, 0.18, 6.4, 0,    0,    0]]}},
+  {"name": "anywhere_matmul_tf32_{t.tile.0}x{t.tile.1}{t.name}", "alignment": 4,
    "for": {
-    "d": [{"dtype": "float32"}],
+    "d": "tf32",
     "t": [
-     {"name": "64x64", "tile": [64, 64, 32], "blocks": 1, "short": 0, "round": 2, "shared": 65536,
-      "block": 2700, "part": 1390, "beside": 0, "again": 6.7, "turned": 0.38,
-      "split": 990, "memory": 1200},
-     {"name": "64x128_short", "tile": [64, 128, 32], "blocks": 2, "short": 1, "round": 1,
-      "shared": 49152, "block": 2780, "part": 2440, "beside": 0.55, "again": 4.5,
-      "turned": 0.2, "split": 0, "memory": 0}]}}]}
+     ["name", "tile", "blocks", "short", "round", "shared", "block", "part", "beside", "again",
+      "turned", "split", "memory"],
+     ["",       [64, 64, 32],  1, 0, 2, 65536, 2700, 1390,    0, 6.7, 0.38, 990, 1200],
+     ["_short", [64, 128, 32], 2, 1, 1, 49152, 2780, 2440, 0.55, 4.5,  0.2,   0,    0]]}}]}
 */

@@ -200,30 +200,28 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "defaults": {
-  "kind": "dot", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "nn", "stages": 1,
-  "block": [256, 1, 1], "dynamic_shared": 0},
+{"defaults": {
+  "kind": "dot", "math": "{d.dtype}", "layout": "nn", "block": [256, 1, 1],
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_UNROLL": 8}},
  "kernels": [
-  {"name": "axpy_matmul_{d.name}_nn_4x{d.n}", "alignment": 16, "tile": [4, "{d.n}", 256],
+  {"name": "axpy_matmul_{d.name}_nn_4x{d.n}", "tile": [4, "{d.n}", 256],
    "cost": {"k_tile": 1800, "fixed": 4500, "lone": 0.85},
-   "defines": {
-    "TC_DTYPE": "{d.dtype}", "TC_ALIGNMENT": 16, "TC_LANES": 8, "TC_UNROLL": 8, "TC_MIN_BLOCKS": 2},
+   "defines": {"TC_ALIGNMENT": 16, "TC_LANES": 8, "TC_MIN_BLOCKS": 2},
    "for": {
     "d": [
-     {"name": "f16", "dtype": "float16", "n": 64},
-     {"name": "bf16", "dtype": "bfloat16", "n": 64},
-     {"name": "f32", "dtype": "float32", "n": 32},
-     {"name": "f64", "dtype": "float64", "n": 16}]}},
+     ["name", "dtype", "n"],
+     ["f16",  "float16",  64],
+     ["bf16", "bfloat16", 64],
+     ["f32",  "float32",  32],
+     ["f64",  "float64",  16]]}},
   {"name": "axpy_matmul_{d.name}_nn_elements_4x64", "alignment": "{d.bytes}", "tile": [4, 64, 64],
    "cost": {"k_tile": 1150, "fixed": 5000, "lone": 1},
-   "defines": {
-    "TC_DTYPE": "{d.dtype}", "TC_ALIGNMENT": "{d.bytes}", "TC_LANES": 32, "TC_UNROLL": 8,
-    "TC_MIN_BLOCKS": "{d.blocks}"},
+   "defines": {"TC_ALIGNMENT": "{d.bytes}", "TC_LANES": 32, "TC_MIN_BLOCKS": "{d.blocks}"},
    "for": {
     "d": [
-     {"name": "f16", "dtype": "float16", "bytes": 2, "blocks": 3},
-     {"name": "bf16", "dtype": "bfloat16", "bytes": 2, "blocks": 3},
-     {"name": "f32", "dtype": "float32", "bytes": 4, "blocks": 3},
-     {"name": "f64", "dtype": "float64", "bytes": 8, "blocks": 2}]}}]}
+     ["name", "dtype", "bytes", "blocks"],
+     ["f16",  "float16",  2, 3],
+     ["bf16", "bfloat16", 2, 3],
+     ["f32",  "float32",  4, 3],
+     ["f64",  "float64",  8, 2]]}}]}
 */

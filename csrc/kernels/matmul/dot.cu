@@ -235,28 +235,22 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "defaults": {
-  "kind": "dot", "dtype": "{d.dtype}", "math": "{d.dtype}", "stages": 1, "block": [128, 1, 1],
-  "dynamic_shared": 0},
- "kernels": [
-  {"name": "dot_matmul_{d.name}_{v.layout}_4x{v.n}", "layout": "{v.layout}",
-   "alignment": "{v.alignment}", "tile": [4, "{v.n}", "{d.k{v.lanes}}"],
-   "cost": {"k_tile": "{v.k_tile}", "fixed": "{v.fixed}", "lone": "{v.lone}"},
-   "defines": {
-    "TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{v.layout}", "TC_LANES": "{v.lanes}",
-    "TC_MIN_BLOCKS": "{v.blocks}"},
+{"kernels": [
+  {"name": "dot_matmul_{d.name}_{v.layout}_4x{v.n}", "kind": "dot", "math": "{d.dtype}",
+   "layout": "{v.layout}", "alignment": "{v.alignment}", "tile": [4, "{v.n}", "{d.k{v.lanes}}"],
+   "block": [128, 1, 1], "cost": {"k_tile": "{v.k_tile}", "fixed": "{v.fixed}", "lone": "{v.lone}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{v.layout}", "TC_LANES": "{v.lanes}",
+               "TC_MIN_BLOCKS": "{v.blocks}"},
    "for": {
     "d": [
-     {"name": "f16", "dtype": "float16", "bytes": 2, "k128": 1024, "k8": 64, "any": 6000},
-     {"name": "bf16", "dtype": "bfloat16", "bytes": 2, "k128": 1024, "k8": 64, "any": 6000},
-     {"name": "f32", "dtype": "float32", "bytes": 4, "k128": 512, "k8": 32, "any": 3000},
-     {"name": "f64", "dtype": "float64", "bytes": 8, "k128": 256, "k8": 16, "any": 1500}],
+     ["name", "dtype", "bytes", "k128", "k8", "any"],
+     ["f16",  "float16",  2, 1024, 64, 6000],
+     ["bf16", "bfloat16", 2, 1024, 64, 6000],
+     ["f32",  "float32",  4,  512, 32, 3000],
+     ["f64",  "float64",  8,  256, 16, 1500]],
     "v": [
-     {"layout": "nt", "lanes": 128, "n": 4, "alignment": 16, "blocks": 5,
-      "k_tile": 800, "fixed": 2500, "lone": 0.6},
-     {"layout": "nt", "lanes": 8, "n": 64, "alignment": 16, "blocks": 4,
-      "k_tile": 760, "fixed": 5500, "lone": 0.8},
-     {"layout": "any", "lanes": 128, "n": 4, "alignment": "{d.bytes}", "blocks": 4,
-      "k_tile": "{d.any}", "fixed": 3000, "lone": 0.5}]}}]}
+     ["layout", "lanes", "n", "alignment", "blocks", "k_tile", "fixed", "lone"],
+     ["nt",  128,  4, 16,          5, 800,       2500, 0.6],
+     ["nt",    8, 64, 16,          4, 760,       5500, 0.8],
+     ["any", 128,  4, "{d.bytes}", 4, "{d.any}", 3000, 0.5]]}}]}
 */

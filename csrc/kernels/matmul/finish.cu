@@ -147,23 +147,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_SPLITS ? 4 : 1)
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "defaults": {
-  "kind": "finish", "dtype": "{d.dtype}", "math": "{d.dtype}", "splits": "{s.splits}",
-  "layout": "any", "alignment": "{d.bytes}", "tile": [1, 1024, 1], "stages": 1,
-  "block": [256, 1, 1], "dynamic_shared": 0,
-  "cost": {"share": 0.85, "fixed": 1500},
+{"defaults": {
+  "kind": "finish", "alignment": "{d.bytes}", "tile": [1, 1024, 1], "block": [256, 1, 1],
+  "cost": {"share": 0.85, "fixed": 1500}, "splits": "{s.splits}",
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_SPLITS": "{s.splits}"}},
  "kernels": [
-  {"name": "finish_matmul_{d.name}{s.name}",
+  {"name": "finish_matmul_{d.short}{s.name}",
    "for": {
-    "s": [{"name": "", "splits": 0}, {"name": "_splits", "splits": 1}],
-    "d": [
-     {"name": "f16", "dtype": "float16", "bytes": 2},
-     {"name": "bf16", "dtype": "bfloat16", "bytes": 2},
-     {"name": "f32", "dtype": "float32", "bytes": 4}]}},
-  {"name": "finish_matmul_{d.name}",
-   "for": {
-    "s": [{"splits": 0}],
-    "d": [{"name": "f64", "dtype": "float64", "bytes": 8}]}}]}
+    "s": [{"name": "", "splits": 0}, {"name": "_splits", "splits": 1}], "d": "f16 bf16 f32"}},
+  {"name": "finish_matmul_{d.short}", "for": {"s": [{"splits": 0}], "d": "f64"}}]}
 */

@@ -153,7 +153,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "group_rows_matmul", "family": "groups", "kind": "group_rows", "archs": ["sm_90a"],
-   "dtype": "any", "math": "any", "layout": "any", "alignment": 16, "tile": [1024, 1, 1],
-   "stages": 1, "block": [1024, 1, 1], "dynamic_shared": 0, "defines": {}, "cost": {}}]}
+  {"name": "group_rows_matmul", "family": "groups", "kind": "group_rows", "dtype": "any",
+   "math": "any", "tile": [1024, 1, 1], "block": [1024, 1, 1], "cost": {}}]}
 */

@@ -17,21 +17,16 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "groups_mma_matmul_{d.short}_{d.name}", "family": "grouped", "kind": "groups_mma",
-   "dtype": "{d.dtype}", "math": "{d.math}", "layout": "any", "alignment": "{d.alignment}",
-   "tile": "{d.tile}", "stages": "{d.stages}", "block": ["{d.threads}", 1, 1],
-   "dynamic_shared": "{d.shared}", "cost": {},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "any", "TC_WARP_M": "{d.wm}",
-               "TC_WARP_N": "{d.wn}", "TC_FRAGMENTS": 1, "TC_MIN_BLOCKS": "{d.blocks}",
-               "TC_PERSISTENT": 0},
+{"kernels": [
+  {"name": "groups_mma_matmul_{d.short}_{d.tile.0}x{d.tile.1}x{d.tile.2}", "family": "grouped",
+   "kind": "groups_mma", "alignment": "{d.alignment}", "tile": "{d.tile}",
+   "block": ["{d.threads}", 1, 1], "stages": "{d.stages}", "dynamic_shared": "{d.shared}",
+   "cost": {},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "any", "TC_WARP_M": "{d.wm}", "TC_WARP_N": 32,
+               "TC_FRAGMENTS": 1, "TC_MIN_BLOCKS": "{d.blocks}", "TC_PERSISTENT": 0},
    "for": {
     "d": [
-     {"short": "tf32", "dtype": "float32", "math": "tf32", "alignment": 4, "name": "128x128x16",
-      "tile": [128, 128, 16], "wm": 64, "wn": 32, "stages": 4, "shared": 65536, "threads": 256,
-      "blocks": 1},
-     {"short": "f64", "dtype": "float64", "math": "float64", "alignment": 8, "name": "64x64x16",
-      "tile": [64, 64, 16], "wm": 32, "wn": 32, "stages": 3, "shared": 49152, "threads": 128,
-      "blocks": 2}]}}]}
+     ["short", "dtype", "math", "alignment", "tile", "wm", "stages", "shared", "threads", "blocks"],
+     ["tf32", "float32", "tf32",    4, [128, 128, 16], 64, 4, 65536, 256, 1],
+     ["f64",  "float64", "float64", 8, [64, 64, 16],   32, 3, 49152, 128, 2]]}}]}
 */

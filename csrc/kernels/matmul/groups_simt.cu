@@ -19,10 +19,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
+{"kernels": [
   {"name": "groups_simt_matmul_f32_64x64x8", "family": "grouped", "kind": "groups_simt",
-   "dtype": "float32", "math": "float32", "layout": "any", "alignment": 4, "tile": [64, 64, 8],
-   "stages": 2, "block": [64, 1, 1], "dynamic_shared": 0, "cost": {},
-   "defines": {"TC_LAYOUT": "any", "TC_MIN_BLOCKS": 4, "TC_CHAIN": 32}}]}
+   "dtype": "float32", "math": "float32", "alignment": 4, "tile": [64, 64, 8], "block": [64, 1, 1],
+   "stages": 2, "cost": {}, "defines": {"TC_LAYOUT": "any", "TC_MIN_BLOCKS": 4, "TC_CHAIN": 32}}]}
 */

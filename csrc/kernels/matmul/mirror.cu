@@ -38,15 +38,15 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
+{"kernels": [
   {"name": "mirror_matmul_{e.bytes}_bytes", "family": "mirror", "kind": "mirror",
-   "dtype": "{e.dtype}", "math": "{e.dtype}", "layout": "any", "alignment": "{e.bytes}",
-   "tile": [64, 64, "{e.bytes}"], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
-   "cost": {"share": 0.15, "fixed": 5300}, "defines": {"TC_ELEMENT": "{e.element}"},
+   "dtype": "{e.dtype}", "math": "{e.dtype}", "alignment": "{e.bytes}",
+   "tile": [64, 64, "{e.bytes}"], "block": [256, 1, 1], "cost": {"share": 0.15, "fixed": 5300},
+   "defines": {"TC_ELEMENT": "{e.element}"},
    "for": {
     "e": [
-     {"bytes": 2, "dtype": "float16", "element": "u16"},
-     {"bytes": 4, "dtype": "float32", "element": "u32"},
-     {"bytes": 8, "dtype": "float64", "element": "u64"}]}}]}
+     ["bytes", "dtype", "element"],
+     [2, "float16", "u16"],
+     [4, "float32", "u32"],
+     [8, "float64", "u64"]]}}]}
 */

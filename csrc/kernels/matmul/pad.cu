@@ -86,14 +86,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
+{"kernels": [
   {"name": "pad_matmul_{e.bytes}_bytes", "kind": "pad", "dtype": "{e.dtype}", "math": "{e.dtype}",
-   "layout": "any", "alignment": "{e.bytes}", "tile": [1, 1024, "{e.chunk}"], "stages": 1,
-   "block": [256, 1, 1], "dynamic_shared": 0, "cost": {"share": 0.85, "fixed": 6000, "second": 2000},
-   "defines": {"TC_ELEMENT": "{e.element}"},
+   "alignment": "{e.bytes}", "tile": [1, 1024, "{e.chunk}"], "block": [256, 1, 1],
+   "cost": {"share": 0.85, "fixed": 6000, "second": 2000}, "defines": {"TC_ELEMENT": "{e.element}"},
    "for": {
     "e": [
-     {"bytes": 2, "dtype": "float16", "element": "u16", "chunk": 8},
-     {"bytes": 4, "dtype": "float32", "element": "u32", "chunk": 4}]}}]}
+     ["bytes", "dtype", "element", "chunk"],
+     [2, "float16", "u16", 8],
+     [4, "float32", "u32", 4]]}}]}
 */

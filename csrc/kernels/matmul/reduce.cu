@@ -79,16 +79,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "reduce_matmul_{d.name}", "kind": "reduce", "dtype": "{d.dtype}", "math": "{d.dtype}",
-   "layout": "any", "alignment": "{d.bytes}", "tile": [1, 32, 1], "stages": 1, "block": [256, 1, 1],
-   "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 2000},
-   "defines": {"TC_DTYPE": "{d.dtype}"},
-   "for": {
-    "d": [
-     {"name": "f16", "dtype": "float16", "bytes": 2},
-     {"name": "bf16", "dtype": "bfloat16", "bytes": 2},
-     {"name": "f32", "dtype": "float32", "bytes": 4},
-     {"name": "f64", "dtype": "float64", "bytes": 8}]}}]}
+{"kernels": [
+  {"name": "reduce_matmul_{d.short}", "kind": "reduce", "alignment": "{d.bytes}",
+   "tile": [1, 32, 1], "block": [256, 1, 1], "cost": {"k_tile": 0, "fixed": 2000},
+   "defines": {"TC_DTYPE": "{d.dtype}"}, "for": {"d": "f16 bf16 f32 f64"}}]}
 */

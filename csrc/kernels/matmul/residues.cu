@@ -580,16 +580,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
- "defaults": {
-  "kind": "residues", "archs": ["sm_90a"], "alignment": 2, "layout": "nt",
-  "cost": {"fixed": 18000, "of_a": 6000, "splits": 1000, "k_block": 830},
-  "block": ["{t.threads}", 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
-  "dynamic_shared": "{t.shared}", "defines": {"TC_DTYPE": "{d.dtype}"}},
  "kernels": [
-  {"name": "residues_matmul_{d.short}_nt_{t.name}", "dtype": "{d.dtype}", "math": "{d.dtype}",
+  {"name": "residues_matmul_{d.short}_nt_{t.tile.0}x{t.tile.1}", "kind": "residues", "layout": "nt",
+   "alignment": 2, "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "stages": "{t.stages}",
+   "dynamic_shared": "{t.shared}",
+   "cost": {"fixed": 18000, "of_a": 6000, "splits": 1000, "k_block": 830},
+   "defines": {"TC_DTYPE": "{d.dtype}"},
    "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "t": [
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "threads": 384,
-      "shared": 196704}]}}]}
+    "d": "bf16 f16",
+    "t": [{"tile": [128, 128, 64], "stages": 6, "threads": 384, "shared": 196704}]}}]}
 */

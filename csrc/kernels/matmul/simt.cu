@@ -12,26 +12,19 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "simt_matmul_f32_{layout}_{t.name}",
-   "kind": "simt", "dtype": "float32", "math": "float32", "layout": "{layout}",
-   "alignment": "{alignment.{layout}}", "tile": "{t.tile}", "stages": 2,
-   "block": ["{t.threads}", 1, 1], "dynamic_shared": 0, "cost": "{t.{cost.{layout}}}",
-   "accepted_spill": "{t.spill}",
+{"kernels": [
+  {"name": "simt_matmul_f32_{layout}_{t.tile.0}x{t.tile.1}x{t.tile.2}", "kind": "simt",
+   "dtype": "float32", "math": "float32", "layout": "{layout}", "alignment": "{alignment.{layout}}",
+   "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "stages": 2, "accepted_spill": "{t.spill}",
+   "cost": {"k_tile": "{t.{k_tile.{layout}}}", "fixed": "{t.fixed}", "lone": "{t.lone}"},
    "defines": {"TC_LAYOUT": "{layout}", "TC_MIN_BLOCKS": "{t.blocks}", "TC_CHAIN": 256},
    "for": {
     "layout": ["nn", "nt", "tn", "tt", "any"],
     "alignment": [{"nn": 16, "nt": 16, "tn": 16, "tt": 16, "any": 4}],
-    "cost": [
+    "k_tile": [
      {"nn": "vectors", "nt": "vectors", "tn": "copies", "tt": "vectors", "any": "elements"}],
     "t": [
-     {"name": "128x128x8", "tile": [128, 128, 8], "threads": 128, "blocks": 2,
-      "spill": {"sm_120a": 48}, "vectors": {"k_tile": 2780, "fixed": 4000, "lone": 0.58},
-      "copies": {"k_tile": 2530, "fixed": 4000, "lone": 0.58},
-      "elements": {"k_tile": 2950, "fixed": 4000, "lone": 0.58}},
-     {"name": "64x64x8", "tile": [64, 64, 8], "threads": 64, "blocks": 4,
-      "spill": {}, "vectors": {"k_tile": 2075, "fixed": 3500, "lone": 0.85},
-      "copies": {"k_tile": 2200, "fixed": 3500, "lone": 0.85},
-      "elements": {"k_tile": 1750, "fixed": 3500, "lone": 0.85}}]}}]}
+     ["tile", "threads", "blocks", "spill", "vectors", "copies", "elements", "fixed", "lone"],
+     [[128, 128, 8], 128, 2, {"sm_120a": 48}, 2780, 2530, 2950, 4000, 0.58],
+     [[64, 64, 8],    64, 4, {},              2075, 2200, 1750, 3500, 0.85]]}}]}
 */

@@ -13,11 +13,10 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "sliced_matmul_f32_{layout}_64x32x64",
-   "kind": "sliced", "dtype": "float32", "math": "float32", "layout": "{layout}",
-   "archs": ["sm_90a"], "alignment": 16, "tile": [64, 32, 64], "stages": 3, "block": [128, 1, 1],
-   "dynamic_shared": 73728, "cost": {"k_tile": 4400, "fixed": 4000, "lone": 0.4},
+{"kernels": [
+  {"name": "sliced_matmul_f32_{layout}_64x32x64", "kind": "sliced", "dtype": "float32",
+   "math": "float32", "layout": "{layout}", "tile": [64, 32, 64], "block": [128, 1, 1], "stages": 3,
+   "dynamic_shared": 73728, "archs": ["sm_90a"],
+   "cost": {"k_tile": 4400, "fixed": 4000, "lone": 0.4},
    "defines": {"TC_LAYOUT": "{layout}", "TC_MIN_BLOCKS": 3}, "for": {"layout": ["nn", "nt"]}}]}
 */

@@ -323,19 +323,14 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_fused_matmul_{d.short}_{f.name}_{t.name}",
-   "family": "fused", "kind": "sm90_fused", "archs": ["sm_90a"],
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "nt", "alignment": 16,
-   "tile": "{t.tile}", "stages": "{t.stages}", "block": ["{t.threads}", 1, 1],
-   "dynamic_shared": "{t.shared}", "cost": {}, "gated": "{f.gated}",
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_CONSUMERS": "{t.consumers}", "TC_GATED": "{f.gated}"},
+  {"name": "sm90_fused_matmul_{d.short}_{f.name}_{t.tile.0}x{t.tile.1}", "family": "fused",
+   "kind": "sm90_fused", "layout": "nt", "tile": "{t.tile}", "block": [384, 1, 1],
+   "stages": "{t.stages}", "dynamic_shared": "{t.shared}", "cost": {}, "gated": "{f.gated}",
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_CONSUMERS": 2, "TC_GATED": "{f.gated}"},
    "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "f": [{"name": "gated", "gated": 1},
-          {"name": "layers", "gated": 0}],
+    "d": "bf16 f16", "f": [{"name": "gated", "gated": 1}, {"name": "layers", "gated": 0}],
     "t": [
-     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512}]}}]}
+     ["tile", "stages", "shared"],
+     [[128, 256, 64], 4, 230992],
+     [[128, 128, 64], 6, 230512]]}}]}
 */

@@ -520,34 +520,25 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "defaults": {
-  "family": "grouped", "kind": "sm90_grouped", "archs": ["sm_90a"], "alignment": 16, "cost": {},
-  "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
-  "tile": "{t.tile}", "stages": "{t.stages}", "block": ["{t.threads}", 1, 1],
-  "dynamic_shared": "{t.shared}", "experts": "{t.experts}",
-  "defines": {"TC_DTYPE": "{d.dtype}", "TC_CONSUMERS": "{t.consumers}",
-              "TC_EXPERTS": "{t.experts}",
-              "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}"}},
+  "name": "sm90_grouped_matmul_{d.short}_{l.layout}_{t.tile.0}x{t.tile.1}", "family": "grouped",
+  "kind": "sm90_grouped", "layout": "{l.layout}", "tile": "{t.tile}",
+  "block": ["{t.threads}", 1, 1], "stages": "{t.stages}", "dynamic_shared": "{t.shared}",
+  "cost": {}, "experts": "{t.experts}",
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_CONSUMERS": "{t.consumers}", "TC_EXPERTS": "{t.experts}",
+              "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}"}, "for": {"d": "bf16 f16"}},
  "kernels": [
-  {"name": "sm90_grouped_matmul_{d.short}_{l.layout}_{t.name}",
-   "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+  {"for": {
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}, {"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
-     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "experts": 1},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "experts": 0},
-     {"name": "64x256", "tile": [64, 256, 64], "stages": 5, "consumers": 1, "threads": 256,
-      "shared": 230496, "experts": 1},
-     {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "experts": 0}]}},
-  {"name": "sm90_grouped_matmul_{d.short}_{l.layout}_{t.name}",
-   "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+     ["tile", "stages", "consumers", "threads", "shared", "experts"],
+     [[128, 256, 64], 4, 2, 384, 230992, 1],
+     [[128, 128, 64], 6, 2, 384, 230512, 0],
+     [[64, 256, 64],  5, 1, 256, 230496, 1],
+     [[64, 128, 64],  8, 1, 256, 230800, 0]]}},
+  {"for": {
     "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}],
     "t": [
-     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "experts": 0},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "experts": 0}]}}]}
+     ["tile", "stages", "consumers", "threads", "shared", "experts"],
+     [[128, 256, 64], 4, 2, 384, 230992, 0],
+     [[128, 128, 64], 6, 2, 384, 230512, 0]]}}]}
 */

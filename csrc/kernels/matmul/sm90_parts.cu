@@ -215,28 +215,19 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
- "defaults": {
-  "kind": "sm90_parts", "archs": ["sm_90a"], "alignment": 16, "cost": {},
-  "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
  "kernels": [
-  {"name": "sm90_matmul_parts_{d.short}_nt_{t.name}",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "nt",
-   "block": ["{t.threads}", 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
-   "dynamic_shared": "{t.shared}",
+  {"name": "sm90_matmul_parts_{d.short}_nt_{t.tile.0}x{t.tile.1}", "kind": "sm90_parts",
+   "layout": "nt", "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "stages": "{t.stages}",
+   "dynamic_shared": "{t.shared}", "cost": {}, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0,
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_CONSUMERS": "{t.consumers}"},
    "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "d": "bf16 f16",
     "t": [
-     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230736},
-     {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 218336},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512},
-     {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800},
-     {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197936},
-     {"name": "64x32", "tile": [64, 32, 64], "stages": 14, "consumers": 1, "threads": 256,
-      "shared": 206128}]}}]}
+     ["tile", "stages", "consumers", "threads", "shared"],
+     [[128, 192, 64],  4, 2, 384, 230736],
+     [[128, 160, 64],  5, 2, 384, 218336],
+     [[128, 128, 64],  6, 2, 384, 230512],
+     [[64, 128, 64],   8, 1, 256, 230800],
+     [[64, 64, 64],   10, 1, 256, 197936],
+     [[64, 32, 64],   14, 1, 256, 206128]]}}]}
 */

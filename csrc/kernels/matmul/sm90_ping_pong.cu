@@ -211,57 +211,38 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "defaults": {
-  "kind": "sm90_ping_pong", "archs": ["sm_90a"], "alignment": 16, "cost": {},
-  "block": [384, 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
-  "dynamic_shared": "{t.shared}", "accepted_spill": {"sm_90a": "{t.spill}"},
-  "streams": 0, "splits_k": 0, "reads": 0, "swaps": "{t.swaps}",
+  "name": "sm90_matmul_{d.short}_{l.layout}_{t.tile.0}x{t.tile.1}_ping_pong",
+  "kind": "sm90_ping_pong", "layout": "{l.layout}", "tile": "{t.tile}", "block": [384, 1, 1],
+  "stages": "{t.stages}", "dynamic_shared": "{t.shared}", "accepted_spill": {"sm_90a": "{t.spill}"},
+  "cost": {}, "streams": 0, "splits_k": 0, "reads": 0, "swaps": "{t.swaps}",
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}",
-              "TC_SWAPS": "{t.swaps}"}},
+              "TC_SWAPS": "{t.swaps}"}, "for": {"d": "bf16 f16"}},
  "kernels": [
-  {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}_ping_pong",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
-   "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+  {"for": {
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
-     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736,
-      "swaps": 1, "spill": 160},
-     {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "shared": 218336,
-      "swaps": 1, "spill": 0},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 230496,
-      "swaps": 0, "spill": 0}]}},
-  {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}_ping_pong",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
-   "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+     ["tile", "stages", "shared", "swaps", "spill"],
+     [[128, 192, 64], 4, 230736, 1, 160],
+     [[128, 160, 64], 5, 218336, 1,   0],
+     [[128, 128, 64], 5, 230496, 0,   0]]}},
+  {"for": {
     "l": [{"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
-     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736,
-      "swaps": 0, "spill": 160},
-     {"name": "128x160", "tile": [128, 160, 64], "stages": 4, "shared": 230608,
-      "swaps": 0, "spill": 0},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 230496,
-      "swaps": 0, "spill": 0}]}},
-  {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}_ping_pong",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
-   "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+     ["tile", "stages", "shared", "swaps", "spill"],
+     [[128, 192, 64], 4, 230736, 0, 160],
+     [[128, 160, 64], 4, 230608, 0,   0],
+     [[128, 128, 64], 5, 230496, 0,   0]]}},
+  {"for": {
     "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}],
     "t": [
-     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736,
-      "swaps": 1, "spill": 160},
-     {"name": "128x160", "tile": [128, 160, 64], "stages": 4, "shared": 230608,
-      "swaps": 1, "spill": 0},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 230496,
-      "swaps": 0, "spill": 0}]}},
-  {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}_ping_pong",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
-   "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+     ["tile", "stages", "shared", "swaps", "spill"],
+     [[128, 192, 64], 4, 230736, 1, 160],
+     [[128, 160, 64], 4, 230608, 1,   0],
+     [[128, 128, 64], 5, 230496, 0,   0]]}},
+  {"for": {
     "l": [{"layout": "tt", "a_mn": 1, "b_mn": 0}],
     "t": [
-     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736,
-      "swaps": 1, "spill": 160},
-     {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "shared": 218336,
-      "swaps": 1, "spill": 0}]}}]}
+     ["tile", "stages", "shared", "swaps", "spill"],
+     [[128, 192, 64], 4, 230736, 1, 160],
+     [[128, 160, 64], 5, 218336, 1,   0]]}}]}
 */

@@ -794,35 +794,34 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "defaults": {
-  "kind": "sm90_symmetric", "archs": ["sm_90a"], "alignment": 16, "cost": {"sending": 1.5, "receiving": 0.75, "thin_rows": 0.0},
-  "block": [384, 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
-  "dynamic_shared": "{t.shared}",
-  "ping_pong": "{t.ping_pong}",
+  "kind": "sm90_symmetric", "layout": "{l.layout}", "tile": "{t.tile}", "block": [384, 1, 1],
+  "stages": "{t.stages}", "dynamic_shared": "{t.shared}",
+  "cost": {"sending": 1.5, "receiving": 0.75, "thin_rows": 0.0}, "ping_pong": "{t.ping_pong}",
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}",
               "TC_PING_PONG": "{t.ping_pong}"}},
  "kernels": [
-  {"name": "sm90_symmetric_matmul_{d.short}_{l.layout}_{t.name}",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
+  {"name": "sm90_symmetric_matmul_{d.short}_{l.layout}_{t.tile.0}x{t.tile.1}{t.name}",
    "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}, {"layout": "tn", "a_mn": 1, "b_mn": 1},
-          {"layout": "nn", "a_mn": 0, "b_mn": 1}],
+    "d": "bf16 f16",
+    "l": [
+     ["layout", "a_mn", "b_mn"],
+     ["nt", 0, 0],
+     ["tn", 1, 1],
+     ["nn", 0, 1]],
     "t": [
-     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "shared": 229968, "ping_pong": 0},
-     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 229968, "ping_pong": 0},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 229984, "ping_pong": 0},
-     {"name": "128x128_ping_pong", "tile": [128, 128, 64], "stages": 5, "shared": 230176,
-      "ping_pong": 1},
-     {"name": "128x64", "tile": [128, 64, 64], "stages": 6, "shared": 213616, "ping_pong": 0}]}},
-  {"name": "sm90_symmetric_matmul_tf32_{l.layout}_{t.name}",
-   "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
+     ["name", "tile", "stages", "shared", "ping_pong"],
+     ["",           [128, 256, 64], 4, 229968, 0],
+     ["",           [128, 192, 64], 4, 229968, 0],
+     ["",           [128, 128, 64], 5, 229984, 0],
+     ["_ping_pong", [128, 128, 64], 5, 230176, 1],
+     ["",           [128, 64, 64],  6, 213616, 0]]}},
+  {"name": "sm90_symmetric_matmul_tf32_{l.layout}_{t.tile.0}x{t.tile.1}{t.name}",
    "for": {
-    "d": [{"dtype": "float32"}],
-    "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
+    "d": "tf32", "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
-     {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "shared": 229968, "ping_pong": 0},
-     {"name": "128x128", "tile": [128, 128, 32], "stages": 5, "shared": 229984, "ping_pong": 0},
-     {"name": "128x128_ping_pong", "tile": [128, 128, 32], "stages": 5, "shared": 230176,
-      "ping_pong": 1},
-     {"name": "128x64", "tile": [128, 64, 32], "stages": 6, "shared": 213616, "ping_pong": 0}]}}]}
+     ["name", "tile", "stages", "shared", "ping_pong"],
+     ["",           [128, 256, 32], 4, 229968, 0],
+     ["",           [128, 128, 32], 5, 229984, 0],
+     ["_ping_pong", [128, 128, 32], 5, 230176, 1],
+     ["",           [128, 64, 32],  6, 213616, 0]]}}]}
 */

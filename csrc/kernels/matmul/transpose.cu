@@ -86,8 +86,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "transpose_matmul_4_bytes", "kind": "transpose", "archs": ["sm_90a"], "dtype": "float32",
-   "math": "tf32", "layout": "any", "alignment": 4, "tile": [64, 64, 4], "stages": 1,
-   "block": [256, 1, 1], "dynamic_shared": 0, "defines": {},
+  {"name": "transpose_matmul_4_bytes", "kind": "transpose", "dtype": "float32", "math": "tf32",
+   "alignment": 4, "tile": [64, 64, 4], "block": [256, 1, 1],
    "cost": {"share": 0.75, "fixed": 2000, "elements": 4000}}]}
 */

@@ -491,35 +491,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "defaults": {
-  "kind": "unaligned", "archs": ["sm_90a"], "alignment": 2, "block": [256, 1, 1], "stages": "{t.stages}",
-  "tile": "{t.tile}", "dynamic_shared": "{t.shared_{layout}}",
-  "cost": {"later": 1, "later_in_large": 1.5},
+  "kind": "unaligned", "layout": "{layout}", "tile": "{t.tile}", "block": [256, 1, 1],
+  "stages": "{t.stages}", "dynamic_shared": "{t.shared_{layout}}",
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{layout}"}},
  "kernels": [
-  {"name": "unaligned_matmul_{d.short}_{layout}_{t.name}",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{layout}",
+  {"name": "unaligned_matmul_{d.short}_{layout}_{t.tile.0}x{t.tile.1}", "alignment": 2,
+   "cost": {"later": 1, "later_in_large": 1.5},
    "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "layout": ["nn"],
-    "t": [{"name": "32x64", "tile": [32, 64, 128], "stages": 4, "shared_nn": 108576}]}},
-  {"name": "unaligned_matmul_{d.short}_{layout}_{t.name}",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{layout}",
+    "d": "bf16 f16", "layout": ["nn"],
+    "t": [{"tile": [32, 64, 128], "stages": 4, "shared_nn": 108576}]}},
+  {"name": "unaligned_matmul_{d.short}_{layout}_{t.tile.0}x{t.tile.1}", "alignment": 2,
+   "cost": {"later": 0.7, "later_in_large": 0.7},
    "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "layout": ["nt"],
-    "t": [{"name": "32x64", "tile": [32, 64, 256], "stages": 2, "shared_nt": 101392}]},
-   "cost": {"later": 0.7, "later_in_large": 0.7}},
-  {"name": "unaligned_matmul_{d.short}_{layout}_{t.name}",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{layout}",
+    "d": "bf16 f16", "layout": ["nt"],
+    "t": [{"tile": [32, 64, 256], "stages": 2, "shared_nt": 101392}]}},
+  {"name": "unaligned_matmul_{d.short}_{layout}_{t.tile.0}x{t.tile.1}", "alignment": 2,
+   "cost": {"later": 1, "later_in_large": 1.5},
    "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "layout": ["nt"],
-    "t": [{"name": "64x64", "tile": [64, 64, 128], "stages": 3, "shared_nt": 104472}]}},
-  {"name": "unaligned_matmul_tf32_{layout}_{t.name}",
-   "dtype": "float32", "math": "tf32", "layout": "{layout}", "alignment": 4,
+    "d": "bf16 f16", "layout": ["nt"],
+    "t": [{"tile": [64, 64, 128], "stages": 3, "shared_nt": 104472}]}},
+  {"name": "unaligned_matmul_tf32_{layout}_{t.tile.0}x{t.tile.1}", "alignment": 4,
    "cost": {"later": 0.6, "later_in_large": 0.6},
    "for": {
-    "d": [{"dtype": "float32"}],
-    "layout": ["nt"],
-    "t": [{"name": "32x64", "tile": [32, 64, 128], "stages": 2, "shared_nt": 101392}]}}]}
+    "d": "tf32", "layout": ["nt"],
+    "t": [{"tile": [32, 64, 128], "stages": 2, "shared_nt": 101392}]}}]}
 */

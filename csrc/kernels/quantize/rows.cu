@@ -216,15 +216,14 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, kResident)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "rows_quantize_{d.name}_{m.name}", "kind": "rows", "archs": ["sm_90a"],
-   "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 1,
-   "tile": ["{m.blocks}", 128, 1], "stages": 1, "block": ["{m.threads}", 1, 1],
-   "dynamic_shared": 0,
-   "cost": {}, "mode": "{m.name}", "defines": {"TC_DTYPE": "{d.dtype}", "TC_MODE": "{m.mode}"},
+  {"name": "rows_quantize_{d.short}_{m.name}", "kind": "rows", "math": "float32", "alignment": 1,
+   "tile": ["{m.blocks}", 128, 1], "block": ["{m.threads}", 1, 1], "cost": {}, "mode": "{m.name}",
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_MODE": "{m.mode}"},
    "for": {
-    "d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"},
-          {"name": "f32", "dtype": "float32"}],
-    "m": [{"name": "block", "mode": "kBlock", "blocks": 64, "threads": 256},
-          {"name": "gated", "mode": "kGated", "blocks": 16, "threads": 128},
-          {"name": "row", "mode": "kRow", "blocks": 1, "threads": 256}]}}]}
+    "d": "f16 bf16 f32",
+    "m": [
+     ["name", "mode", "blocks", "threads"],
+     ["block", "kBlock", 64, 256],
+     ["gated", "kGated", 16, 128],
+     ["row",   "kRow",    1, 256]]}}]}
 */

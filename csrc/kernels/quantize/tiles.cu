@@ -244,11 +244,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, kType == DType::float32
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "tiles_quantize_{d.name}", "kind": "tiles", "archs": ["sm_90a"],
-   "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 1,
-   "tile": [128, 128, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
-   "cost": {}, "defines": {"TC_DTYPE": "{d.dtype}"},
-   "for": {
-    "d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"},
-          {"name": "f32", "dtype": "float32"}]}}]}
+  {"name": "tiles_quantize_{d.short}", "kind": "tiles", "math": "float32", "alignment": 1,
+   "tile": [128, 128, 1], "block": [256, 1, 1], "cost": {}, "defines": {"TC_DTYPE": "{d.dtype}"},
+   "for": {"d": "f16 bf16 f32"}}]}
 */

@@ -89,24 +89,22 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 // latency is worth more, and a sixth one (8192 x 32000, H200: 134.5 -> 132 us), but not to
 // losses_general (4096 x 50257: 174 -> 188 us).
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "defaults": {
-  "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1],
-  "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0},
-  "accepted_spill": {"sm_80": 208, "sm_86": 200, "sm_89": 200, "sm_90a": 200, "sm_100a": 200, "sm_120a": 200}},
+{"defaults": {
+  "math": "float32", "alignment": 2, "tile": [1, 8, 1], "block": [256, 1, 1],
+  "accepted_spill": {"sm_80": 208, "sm_86": 200, "sm_89": 200, "sm_90a": 200, "sm_100a": 200,
+                     "sm_120a": 200}, "cost": {"k_tile": 0, "fixed": 0},
+  "defines": {"TC_DTYPE": "{d.dtype}"}},
  "kernels": [
   {"name": "losses_rows_{d.short}", "kind": "losses",
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{d.blocks}", "TC_HELD": 4, "TC_GENERAL": "false"},
-   "for": {"d": [
-     {"short": "f16", "dtype": "float16", "blocks": 6},
-     {"short": "bf16", "dtype": "bfloat16", "blocks": 6},
-     {"short": "f32", "dtype": "float32", "blocks": 5}]}},
+   "defines": {"TC_BLOCKS": "{d.blocks}", "TC_HELD": 4, "TC_GENERAL": "false"},
+   "for": {
+    "d": [
+     ["short", "dtype", "blocks"],
+     ["f16",  "float16",  6],
+     ["bf16", "bfloat16", 6],
+     ["f32",  "float32",  5]]}},
   {"name": "losses_rows_few_{d.short}", "kind": "losses_few", "archs": ["sm_90a"],
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 2, "TC_HELD": 16, "TC_GENERAL": "false"},
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]}},
+   "defines": {"TC_BLOCKS": 2, "TC_HELD": 16, "TC_GENERAL": "false"}, "for": {"d": "f16 bf16"}},
   {"name": "losses_rows_general_{d.short}", "kind": "losses_general",
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 5, "TC_HELD": 4, "TC_GENERAL": "true"},
-   "for": {"d": [
-     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-     {"short": "f32", "dtype": "float32"}]}}]}
+   "defines": {"TC_BLOCKS": 5, "TC_HELD": 4, "TC_GENERAL": "true"}, "for": {"d": "f16 bf16 f32"}}]}
 */

@@ -98,15 +98,10 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 // accepted_spill: a few registers, of kernels that are bound by memory; a fifth block to hide its
 // latency is worth more.
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "losses_backward_rows_{d.short}", "kind": "losses_backward", "dtype": "{d.dtype}",
-   "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
-   "block": [256, 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 5},
-   "accepted_spill": {"sm_80": 96, "sm_86": 96, "sm_89": 96, "sm_90a": 96, "sm_100a": 96, "sm_120a": 96},
-   "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [
-     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-     {"short": "f32", "dtype": "float32"}]}}]}
+{"kernels": [
+  {"name": "losses_backward_rows_{d.short}", "kind": "losses_backward", "math": "float32",
+   "alignment": 2, "tile": [1, 8, 1], "block": [256, 1, 1],
+   "accepted_spill": {"sm_80": 96, "sm_86": 96, "sm_89": 96, "sm_90a": 96, "sm_100a": 96,
+                      "sm_120a": 96}, "cost": {"k_tile": 0, "fixed": 0},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 5}, "for": {"d": "f16 bf16 f32"}}]}
 */

@@ -104,16 +104,16 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 // accepted_spill: a few registers of a kernel that is bound by memory; a fourth block to hide its
 // latency is worth more.
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "norm_rows_{d.short}_{size.threads}", "kind": "norm", "dtype": "{d.dtype}",
-   "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
-   "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
+{"kernels": [
+  {"name": "norm_rows_{d.short}_{size.threads}", "kind": "norm", "math": "float32", "alignment": 2,
+   "tile": [1, 8, 1], "block": ["{size.threads}", 1, 1], "accepted_spill": "{d.spill}",
+   "cost": {"k_tile": 0, "fixed": 0},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-   "accepted_spill": "{d.spill}", "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [
-     {"short": "f16", "dtype": "float16", "spill": {}},
-     {"short": "bf16", "dtype": "bfloat16", "spill": {}},
-     {"short": "f32", "dtype": "float32", "spill": {"sm_80": 48}}],
+   "for": {
+    "d": [
+     ["short", "dtype", "spill"],
+     ["f16",  "float16",  {}],
+     ["bf16", "bfloat16", {}],
+     ["f32",  "float32",  {"sm_80": 48}]],
     "size": [{"threads": 256, "blocks": 4}, {"threads": 512, "blocks": 2}]}}]}
 */

@@ -81,16 +81,16 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 // accepted_spill: a few registers of a kernel that is bound by memory; a third block to hide its
 // latency is worth more.
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
+{"kernels": [
   {"name": "norm_backward_rows_{d.short}_{size.threads}", "kind": "norm_backward",
-   "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
-   "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
+   "math": "float32", "alignment": 2, "tile": [1, 8, 1], "block": ["{size.threads}", 1, 1],
    "accepted_spill": "{d.spill}", "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [
-     {"short": "f16", "dtype": "float16", "spill": {"sm_80": 96}},
-     {"short": "bf16", "dtype": "bfloat16", "spill": {}},
-     {"short": "f32", "dtype": "float32", "spill": {}}],
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
+   "for": {
+    "d": [
+     ["short", "dtype", "spill"],
+     ["f16",  "float16",  {"sm_80": 96}],
+     ["bf16", "bfloat16", {}],
+     ["f32",  "float32",  {}]],
     "size": [{"threads": 256, "blocks": 3}]}}]}
 */

@@ -167,9 +167,8 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 /* torch_cubin kernels
 {"virtual_arch": [90],
  "kernels": [
-  {"name": "norm_backward_few_rows_{d.short}", "kind": "norm_backward_few", "archs": ["sm_90a"],
-   "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16, "tile": [1, 4096, 1],
-   "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 3}, "accepted_spill": {"sm_90a": 200}, "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]}}]}
+  {"name": "norm_backward_few_rows_{d.short}", "kind": "norm_backward_few", "math": "float32",
+   "tile": [1, 4096, 1], "block": [256, 1, 1], "archs": ["sm_90a"],
+   "accepted_spill": {"sm_90a": 200}, "cost": {"k_tile": 0, "fixed": 0},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 3}, "for": {"d": "f16 bf16"}}]}
 */

@@ -302,30 +302,26 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 //
 // accepted_spill: a few registers of float32, and of GPUs that it was not tuned on.
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "defaults": {
+{"defaults": {
   "name": "norm_backward_sums_rows_{d.short}_{size.name}", "kind": "norm_backward_sums",
-  "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16,
-  "tile": [1, "{size.columns}", 1], "stages": 3, "block": ["{size.threads}", 1, 1],
-  "dynamic_shared": 0, "blocks": "{size.blocks}", "most_cluster": "{size.most_cluster}",
-  "of_warps": "{size.of_warps}", "archs": "{size.archs}",
-  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}", "TC_MOST_CLUSTER": "{size.most_cluster}",
-              "TC_OF_WARPS": "{size.of_warps}"},
-  "accepted_spill": {"sm_80": 32, "sm_86": 32, "sm_89": 32, "sm_90a": 16, "sm_100a": 32, "sm_120a": 32},
-  "cost": {"k_tile": 0, "fixed": 0}},
+  "math": "float32", "tile": [1, "{size.columns}", 1], "block": ["{size.threads}", 1, 1],
+  "stages": 3, "archs": "{size.archs}",
+  "accepted_spill": {"sm_80": 32, "sm_86": 32, "sm_89": 32, "sm_90a": 16, "sm_100a": 32,
+                     "sm_120a": 32}, "cost": {"k_tile": 0, "fixed": 0}, "blocks": "{size.blocks}",
+  "most_cluster": "{size.most_cluster}", "of_warps": "{size.of_warps}",
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}",
+              "TC_MOST_CLUSTER": "{size.most_cluster}", "TC_OF_WARPS": "{size.of_warps}"}},
  "kernels": [
-  {"for": {"d": [
-     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-     {"short": "f32", "dtype": "float32"}],
+  {"for": {
+    "d": "f16 bf16 f32",
     "size": [
-     {"name": "256", "threads": 256, "columns": 4096, "blocks": 2, "most_cluster": 1, "of_warps": 0,
-      "archs": []},
-     {"name": "512", "threads": 512, "columns": 8192, "blocks": 1, "most_cluster": 1, "of_warps": 0,
-      "archs": []},
-     {"name": "512_cluster", "threads": 512, "columns": 8192, "blocks": 1, "most_cluster": 8,
-      "of_warps": 0, "archs": ["sm_90a", "sm_100a", "sm_120a"]}]}},
-  {"for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+     ["name", "threads", "columns", "blocks", "most_cluster", "of_warps", "archs"],
+     ["256",         256, 4096, 2, 1, 0, []],
+     ["512",         512, 8192, 1, 1, 0, []],
+     ["512_cluster", 512, 8192, 1, 8, 0, ["sm_90a", "sm_100a", "sm_120a"]]]}},
+  {"for": {
+    "d": "f16 bf16",
     "size": [
-     {"name": "3_vectors", "threads": 384, "columns": 9216, "blocks": 1, "most_cluster": 1,
-      "of_warps": 1, "archs": ["sm_90a"]}]}}]}
+     ["name", "threads", "columns", "blocks", "most_cluster", "of_warps", "archs"],
+     ["3_vectors", 384, 9216, 1, 1, 1, ["sm_90a"]]]}}]}
 */

@@ -23,9 +23,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
 /* torch_cubin kernels
 {"virtual_arch": [90],
  "kernels": [
-  {"name": "norm_block_rows_{d.short}", "kind": "norm_block", "archs": ["sm_90a"],
-   "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16, "tile": [1, 4096, 1],
-   "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 6}, "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]}}]}
+  {"name": "norm_block_rows_{d.short}", "kind": "norm_block", "math": "float32",
+   "tile": [1, 4096, 1], "block": [256, 1, 1], "archs": ["sm_90a"],
+   "cost": {"k_tile": 0, "fixed": 0}, "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 6},
+   "for": {"d": "f16 bf16"}}]}
 */

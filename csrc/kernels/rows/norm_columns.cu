@@ -56,13 +56,8 @@ extern "C" __global__ void __launch_bounds__(kBlock)
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "norm_columns_rows_{d.short}", "kind": "norm_columns", "dtype": "{d.dtype}",
-   "math": "float32", "layout": "any", "alignment": 2, "tile": [64, 64, 1], "stages": 1,
-   "block": [512, 1, 1], "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"},
-   "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [
-     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-     {"short": "f32", "dtype": "float32"}]}}]}
+{"kernels": [
+  {"name": "norm_columns_rows_{d.short}", "kind": "norm_columns", "math": "float32", "alignment": 2,
+   "tile": [64, 64, 1], "block": [512, 1, 1], "cost": {"k_tile": 0, "fixed": 0},
+   "defines": {"TC_DTYPE": "{d.dtype}"}, "for": {"d": "f16 bf16 f32"}}]}
 */

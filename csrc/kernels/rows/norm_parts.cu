@@ -91,9 +91,7 @@ extern "C" __global__ void __launch_bounds__(kBlock)
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "norm_parts_rows_f32", "kind": "norm_parts", "dtype": "float32",
-   "math": "float32", "layout": "any", "alignment": 4, "tile": [64, 32, 1], "stages": 1,
-   "block": [512, 1, 1], "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0}}]}
+{"kernels": [
+  {"name": "norm_parts_rows_f32", "kind": "norm_parts", "dtype": "float32", "math": "float32",
+   "alignment": 4, "tile": [64, 32, 1], "block": [512, 1, 1], "cost": {"k_tile": 0, "fixed": 0}}]}
 */

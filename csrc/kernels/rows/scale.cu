@@ -38,13 +38,8 @@ extern "C" __global__ void __launch_bounds__(kBlock)
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "scale_rows_{d.short}", "kind": "scale", "dtype": "{d.dtype}",
-   "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
-   "block": [256, 1, 1], "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"},
-   "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [
-     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-     {"short": "f32", "dtype": "float32"}]}}]}
+{"kernels": [
+  {"name": "scale_rows_{d.short}", "kind": "scale", "math": "float32", "alignment": 2,
+   "tile": [1, 8, 1], "block": [256, 1, 1], "cost": {"k_tile": 0, "fixed": 0},
+   "defines": {"TC_DTYPE": "{d.dtype}"}, "for": {"d": "f16 bf16 f32"}}]}
 */

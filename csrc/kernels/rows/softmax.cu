@@ -92,24 +92,22 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 //
 // Wider blocks are for long rows, and for the GPUs that they were measured on: wheels stay small.
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "defaults": {
-  "name": "softmax_rows_{d.short}_{size.threads}", "kind": "softmax", "dtype": "{d.dtype}",
-  "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
-  "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
-  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-  "cost": {"k_tile": 0, "fixed": 0}},
+{"defaults": {
+  "name": "softmax_rows_{d.short}_{size.threads}", "kind": "softmax", "math": "float32",
+  "alignment": 2, "tile": [1, 8, 1], "block": ["{size.threads}", 1, 1], "archs": "{size.archs}",
+  "cost": {"k_tile": 0, "fixed": 0},
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"}},
  "kernels": [
-  {"archs": "{size.archs}",
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+  {"for": {
+    "d": "f16 bf16",
+    "size": [["threads", "blocks", "archs"], [256, 4, null], [512, 2, ["sm_90a"]]]}},
+  {"accepted_spill": "{size.spill}",
+   "for": {
+    "d": "f32",
     "size": [
-     {"threads": 256, "blocks": 4, "archs": []},
-     {"threads": 512, "blocks": 2, "archs": ["sm_90a"]}]}},
-  {"archs": "{size.archs}", "accepted_spill": "{size.spill}",
-   "for": {"d": [{"short": "f32", "dtype": "float32"}],
-    "size": [
-     {"threads": 256, "blocks": 5, "archs": [],
-      "spill": {"sm_80": 48, "sm_86": 48, "sm_89": 48, "sm_90a": 48, "sm_100a": 48, "sm_120a": 48}},
-     {"threads": 512, "blocks": 2, "archs": ["sm_90a"], "spill": {}},
-     {"threads": 1024, "blocks": 1, "archs": ["sm_90a"], "spill": {}}]}}]}
+     ["threads", "blocks", "archs", "spill"],
+     [256, 5, null,
+      {"sm_80": 48, "sm_86": 48, "sm_89": 48, "sm_90a": 48, "sm_100a": 48, "sm_120a": 48}],
+     [512, 2, ["sm_90a"], {}],
+     [1024, 1, ["sm_90a"], {}]]}}]}
 */

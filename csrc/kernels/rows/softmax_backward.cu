@@ -68,22 +68,18 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 //
 // Wider blocks are for long rows, and for the GPUs that they were measured on: wheels stay small.
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "defaults": {
-  "name": "softmax_backward_rows_{d.short}_{size.threads}", "kind": "softmax_backward", "dtype": "{d.dtype}",
-  "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
-  "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
-  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-  "cost": {"k_tile": 0, "fixed": 0}},
+{"defaults": {
+  "name": "softmax_backward_rows_{d.short}_{size.threads}", "kind": "softmax_backward",
+  "alignment": 2, "tile": [1, 8, 1], "block": ["{size.threads}", 1, 1],
+  "cost": {"k_tile": 0, "fixed": 0},
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"}},
  "kernels": [
-  {"archs": "{size.archs}", "accepted_spill": "{size.spill}",
-   "for": {"d": [
-     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-     {"short": "f32", "dtype": "float32"}],
+  {"math": "float32", "archs": "{size.archs}", "accepted_spill": "{size.spill}",
+   "for": {
+    "d": "f16 bf16 f32",
     "size": [
-     {"threads": 256, "blocks": 4, "archs": [],
-      "spill": {"sm_100a": 320, "sm_120a": 320}},
-     {"threads": 512, "blocks": 2, "archs": ["sm_90a"], "spill": {}}]}},
-  {"archs": ["sm_90a"],
-   "for": {"d": [{"short": "f32", "dtype": "float32"}], "size": [{"threads": 1024, "blocks": 1}]}}]}
+     ["threads", "blocks", "archs", "spill"],
+     [256, 4, [],         {"sm_100a": 320, "sm_120a": 320}],
+     [512, 2, ["sm_90a"], {}]]}},
+  {"archs": ["sm_90a"], "for": {"d": "f32", "size": [{"threads": 1024, "blocks": 1}]}}]}
 */

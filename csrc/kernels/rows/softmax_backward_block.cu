@@ -52,10 +52,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
 {"virtual_arch": [90],
  "kernels": [
   {"name": "softmax_backward_block_rows_{d.short}_{size.columns}", "kind": "softmax_backward_block",
-   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16,
-   "tile": [1, "{size.columns}", 1], "stages": 1, "block": [512, 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-   "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
-    "size": [{"columns": 4096, "blocks": 3}, {"columns": 8192, "blocks": 3}]}}]}
+   "math": "float32", "tile": [1, "{size.columns}", 1], "block": [512, 1, 1], "archs": ["sm_90a"],
+   "cost": {"k_tile": 0, "fixed": 0}, "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 3},
+   "for": {"d": "f16 bf16", "size": [{"columns": 4096}, {"columns": 8192}]}}]}
 */

@@ -56,8 +56,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
 {"virtual_arch": [90],
  "kernels": [
   {"name": "softmax_backward_staged_rows_{d.short}", "kind": "softmax_backward_staged",
-   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16,
-   "tile": [1, 8, 1], "stages": 1, "block": [512, 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 3}, "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]}}]}
+   "math": "float32", "tile": [1, 8, 1], "block": [512, 1, 1], "archs": ["sm_90a"],
+   "cost": {"k_tile": 0, "fixed": 0}, "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 3},
+   "for": {"d": "f16 bf16"}}]}
 */

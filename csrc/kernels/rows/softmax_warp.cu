@@ -67,15 +67,15 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
 /* torch_cubin kernels
 {"virtual_arch": [90],
  "kernels": [
-  {"name": "softmax_warp_rows_{d.short}_{size.columns}", "kind": "softmax_warp", "archs": ["sm_90a"],
-   "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16,
-   "tile": ["{size.rows}", "{size.columns}", 1], "stages": 1, "block": [128, 1, 1],
-   "dynamic_shared": 0,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}", "TC_UNSURE": "{size.unsure}"},
+  {"name": "softmax_warp_rows_{d.short}_{size.columns}", "kind": "softmax_warp", "math": "float32",
+   "tile": ["{size.rows}", "{size.columns}", 1], "block": [128, 1, 1], "archs": ["sm_90a"],
    "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}", "TC_UNSURE": "{size.unsure}"},
+   "for": {
+    "d": "f16 bf16",
     "size": [
-     {"columns": 256, "rows": 2, "blocks": 10, "unsure": 1},
-     {"columns": 512, "rows": 1, "blocks": 10, "unsure": 1},
-     {"columns": 1024, "rows": 1, "blocks": 6, "unsure": 2}]}}]}
+     ["columns", "rows", "blocks", "unsure"],
+     [ 256, 2, 10, 1],
+     [ 512, 1, 10, 1],
+     [1024, 1,  6, 2]]}}]}
 */

@@ -61,15 +61,9 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 }  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "sum_rows_{d.short}_{size.threads}", "kind": "sum", "dtype": "{d.dtype}",
-   "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
-   "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
+{"kernels": [
+  {"name": "sum_rows_{d.short}_{size.threads}", "kind": "sum", "math": "float32", "alignment": 2,
+   "tile": [1, 8, 1], "block": ["{size.threads}", 1, 1], "cost": {"k_tile": 0, "fixed": 0},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-   "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [
-     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-     {"short": "f32", "dtype": "float32"}],
-    "size": [{"threads": 256, "blocks": 5}]}}]}
+   "for": {"d": "f16 bf16 f32", "size": [{"threads": 256, "blocks": 5}]}}]}
 */

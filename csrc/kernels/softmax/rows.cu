@@ -286,17 +286,16 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
 // The table accepts spills: ptxas saves a few registers around calls to the slow paths of log and
 // division, which it compiles to subroutines.
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "rows_softmax_{d.name}_{kind}_{rows}", "kind": "{kind}", "dtype": "{d.dtype}",
-   "math": "{d.dtype}", "layout": "any", "alignment": "{d.bytes}", "tile": ["{rows}", 1, 1],
-   "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0},
+{"kernels": [
+  {"name": "rows_softmax_{d.name}_{kind}_{rows}", "kind": "{kind}", "math": "{d.dtype}",
+   "alignment": "{d.bytes}", "tile": ["{rows}", 1, 1], "block": [256, 1, 1],
    "accepted_spill": {"sm_86": 32, "sm_89": 32, "sm_90a": 64, "sm_100a": 64},
-   "defines": {"TC_KIND": "{kind}", "TC_REAL": "{d.real}"},
+   "cost": {"k_tile": 0, "fixed": 0}, "defines": {"TC_KIND": "{kind}", "TC_REAL": "{d.real}"},
    "for": {
     "kind": ["forward", "backward", "dropout"],
     "d": [
-     {"name": "f32", "dtype": "float32", "real": "float", "bytes": 4},
-     {"name": "f64", "dtype": "float64", "real": "double", "bytes": 8}],
+     ["name", "dtype", "real", "bytes"],
+     ["f32", "float32", "float",  4],
+     ["f64", "float64", "double", 8]],
     "rows": [8, 1]}}]}
 */

@@ -183,15 +183,11 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
 
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
+{"defaults": {
+  "kind": "append", "tile": [1, 1, 256], "block": [256, 1, 1], "cost": {"k_tile": 0, "fixed": 1000},
+  "defines": {"TC_DTYPE": "{d.dtype}"}, "for": {"d": "f16 bf16"}},
  "kernels": [
-  {"name": "decode_append_attention_{d.short}", "kind": "append", "layout": "any", "alignment": 16,
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [1, 1, 256], "stages": 1, "block": [256, 1, 1],
-   "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 0, "fixed": 1000}},
-  {"name": "decode_append_attention_{d.short}_e4m3", "kind": "append", "layout": "any", "alignment": 16,
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
-   "dtype": "float8_e4m3fn", "math": "{d.dtype}", "tile": [1, 1, 256], "stages": 1, "block": [256, 1, 1],
-   "archs": ["sm_90a"], "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}", "TC_E4M3": 1},
-   "cost": {"k_tile": 0, "fixed": 1000}}]}
+  {"name": "decode_append_attention_{d.short}"},
+  {"name": "decode_append_attention_{d.short}_e4m3", "dtype": "float8_e4m3fn", "archs": ["sm_90a"],
+   "defines": {"TC_E4M3": 1}}]}
 */

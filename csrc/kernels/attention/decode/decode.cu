@@ -672,46 +672,31 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
+{"defaults": {
+  "kind": "decode",
+  "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask", "sinks",
+            "rule", "large_softcap"], "tile": "{t.tile}", "block": ["{t.threads}", 1, 1],
+  "stages": "{t.stages}", "dynamic_shared": "{t.shared}", "accepted_spill": "{t.spill}",
+  "cost": {"k_tile": "{t.k_tile}", "fixed": "{t.fixed}"}, "saturating_blocks": "{t.fill}",
+  "defines": {"TC_MIN_BLOCKS": "{t.blocks}"}},
  "kernels": [
-  {"name": "decode_attention_{d.short}_{t.name}", "kind": "decode", "layout": "any",
-   "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
-            "sinks", "rule", "large_softcap"],
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "alignment": 16, "tile": "{t.tile}",
-   "stages": "{t.stages}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
-   "cost": "{t.cost}", "accepted_spill": "{t.spill}", "archs": "{t.archs}",
-   "saturating_blocks": "{t.fill}",
+  {"name": "decode_attention_{d.short}_{t.tile.0}x{t.tile.1}x{t.tile.2}", "archs": "{t.archs}",
+   "defines": {"TC_DTYPE": "{d.dtype}"},
    "for": {
-    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "d": "f16 bf16",
     "t": [
-     {"name": "16x64x64", "tile": [16, 64, 64], "stages": 4, "threads": 128, "shared": 65536,
-      "blocks": 3, "spill": {}, "fill": 2, "archs": null,
-      "cost": {"k_tile": 700, "fixed": 8000}},
-     {"name": "16x32x128", "tile": [16, 32, 128], "stages": 3, "threads": 64, "shared": 49152,
-      "blocks": 4, "spill": {}, "fill": 2, "archs": null,
-      "cost": {"k_tile": 900, "fixed": 11900}},
-     {"name": "16x64x128", "tile": [16, 64, 128], "stages": 3, "threads": 128, "shared": 98304,
-      "blocks": 2, "spill": {}, "fill": 1, "archs": ["sm_90a"],
-      "cost": {"k_tile": 900, "fixed": 11900}},
-     {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 98304,
-      "blocks": 2, "spill": {"sm_120a": 24}, "fill": 2, "archs": null,
-      "cost": {"k_tile": 900, "fixed": 8000}}]},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_MIN_BLOCKS": "{t.blocks}"}},
-  {"name": "decode_attention_e4m3_{t.name}", "kind": "decode", "layout": "any",
-   "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
-            "sinks", "rule", "large_softcap"],
-   "dtype": "float8_e4m3fn", "math": "float16", "alignment": 16, "tile": "{t.tile}", "archs": ["sm_90a"],
-   "stages": "{t.stages}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
-   "cost": "{t.cost}", "accepted_spill": "{t.spill}", "saturating_blocks": "{t.fill}",
-   "for": {"t": [
-     {"name": "16x64x64", "tile": [16, 64, 64], "stages": 8, "threads": 128, "shared": 65536,
-      "blocks": 3, "spill": {}, "fill": 2, "cost": {"k_tile": 700, "fixed": 6000}},
-     {"name": "16x64x128", "tile": [16, 64, 128], "stages": 6, "threads": 128, "shared": 98304,
-      "blocks": 3, "spill": {}, "fill": 2, "cost": {"k_tile": 900, "fixed": 7000}},
-     {"name": "16x128x128", "tile": [16, 128, 128], "stages": 4, "threads": 256, "shared": 131072,
-      "blocks": 1, "spill": {}, "fill": 1, "cost": {"k_tile": 900, "fixed": 7000}},
-     {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 49152,
-      "blocks": 4, "spill": {}, "fill": 2,
-      "cost": {"k_tile": 900, "fixed": 8000}}]},
-   "defines": {"TC_DTYPE": "float16", "TC_E4M3": 1, "TC_MIN_BLOCKS": "{t.blocks}"}}]}
+     ["tile", "stages", "threads", "shared", "blocks", "spill", "fill", "archs", "k_tile", "fixed"],
+     [[16, 64, 64],  4, 128, 65536, 3, {},              2, null,       700,  8000],
+     [[16, 32, 128], 3,  64, 49152, 4, {},              2, null,       900, 11900],
+     [[16, 64, 128], 3, 128, 98304, 2, {},              1, ["sm_90a"], 900, 11900],
+     [[16, 32, 256], 3,  64, 98304, 2, {"sm_120a": 24}, 2, null,       900,  8000]]}},
+  {"name": "decode_attention_e4m3_{t.tile.0}x{t.tile.1}x{t.tile.2}", "dtype": "float8_e4m3fn",
+   "math": "float16", "archs": ["sm_90a"], "defines": {"TC_DTYPE": "float16", "TC_E4M3": 1},
+   "for": {
+    "t": [
+     ["tile", "stages", "threads", "shared", "blocks", "spill", "fill", "k_tile", "fixed"],
+     [[16, 64, 64],   8, 128,  65536, 3, {}, 2, 700, 6000],
+     [[16, 64, 128],  6, 128,  98304, 3, {}, 2, 900, 7000],
+     [[16, 128, 128], 4, 256, 131072, 1, {}, 1, 900, 7000],
+     [[16, 32, 256],  3,  64,  49152, 4, {}, 2, 900, 8000]]}}]}
 */

@@ -77,10 +77,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "decode_gather_attention_{d.short}", "kind": "gather", "layout": "any", "alignment": 16,
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [1, 1, 256], "stages": 1, "block": [256, 1, 1],
-   "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 1000}}]}
+{"kernels": [
+  {"name": "decode_gather_attention_{d.short}", "kind": "gather", "tile": [1, 1, 256],
+   "block": [256, 1, 1], "cost": {"k_tile": 0, "fixed": 1000}, "for": {"d": "f16 bf16"}}]}
 */

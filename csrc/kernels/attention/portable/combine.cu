@@ -195,9 +195,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 3)
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"kernels": [
-  {"name": "combine_attention_{d.short}", "kind": "combine", "layout": "any", "alignment": 16,
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-                 {"short": "f32", "dtype": "float32"}]},
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [8, 1, 1], "stages": 1, "block": [256, 1, 1],
-   "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 8700, "fixed": 1200}}]}
+  {"name": "combine_attention_{d.short}", "kind": "combine", "tile": [8, 1, 1],
+   "block": [256, 1, 1], "cost": {"k_tile": 8700, "fixed": 1200},
+   "defines": {"TC_DTYPE": "{d.dtype}"}, "for": {"d": "f16 bf16 f32"}}]}
 */

@@ -95,12 +95,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
 
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "convert_attention_{d.short}",
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
-   "defines": {"TC_DTYPE": "{d.dtype}"},
-   "kind": "convert", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any", "alignment": 16,
-   "tile": [128, 1, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
-   "cost": {"k_tile": 0, "fixed": 0}}]}
+{"kernels": [
+  {"name": "convert_attention_{d.short}", "kind": "convert", "tile": [128, 1, 1],
+   "block": [256, 1, 1], "cost": {"k_tile": 0, "fixed": 0}, "defines": {"TC_DTYPE": "{d.dtype}"},
+   "for": {"d": "f16 bf16"}}]}
 */

@@ -77,11 +77,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"kernels": [
-  {"name": "delta_attention_{d.short}",
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-                 {"short": "f32", "dtype": "float32"}]},
-   "defines": {"TC_DTYPE": "{d.dtype}"},
-   "kind": "delta", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any", "alignment": 16,
-   "tile": [32, 1, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
-   "cost": {"k_tile": 0, "fixed": 0}}]}
+  {"name": "delta_attention_{d.short}", "kind": "delta", "tile": [32, 1, 1], "block": [256, 1, 1],
+   "cost": {"k_tile": 0, "fixed": 0}, "defines": {"TC_DTYPE": "{d.dtype}"},
+   "for": {"d": "f16 bf16 f32"}}]}
 */

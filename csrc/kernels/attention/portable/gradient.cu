@@ -373,35 +373,29 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "gradient_attention_f32_{d.side}_{t.{d.m}}x{t.{d.n}}x{t.depth}",
-   "kind": "gradient", "of": "{d.of}", "dtype": "float32", "math": "float32", "alignment": 16,
-   "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
-            "sinks", "rule", "large_softcap"],
-   "layout": "any", "tile": ["{t.{d.m}}", "{t.{d.n}}", "{t.depth}"], "stages": "{t.stages}",
-   "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared_{d.side}}", "archs": "{t.archs}",
-   "accepted_spill": "{d.spill}", "cost": {"k_tile": 0, "fixed": 0},
+{"kernels": [
+  {"name": "gradient_attention_f32_{d.side}_{t.{d.m}}x{t.{d.n}}x{t.depth}", "kind": "gradient",
+   "of": "{d.of}", "dtype": "float32", "math": "float32",
+   "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask", "sinks",
+             "rule", "large_softcap"], "tile": ["{t.{d.m}}", "{t.{d.n}}", "{t.depth}"],
+   "block": ["{t.threads}", 1, 1], "stages": "{t.stages}", "dynamic_shared": "{t.shared_{d.side}}",
+   "archs": "{t.archs}", "accepted_spill": "{d.spill}", "cost": {"k_tile": 0, "fixed": 0},
    "defines": {"TC_OWNS_KEYS": "{d.owns_keys}", "TC_SHARERS": "{t.sharers}",
                "TC_MIN_BLOCKS": "{t.blocks}"},
    "for": {
-    "d": [{"side": "k", "of": "keys", "m": "rows", "n": "own", "owns_keys": 1, "spill": {"sm_100a": 32}},
-          {"side": "q", "of": "queries", "m": "own", "n": "rows", "owns_keys": 0, "spill": {}}],
+    "d": [
+     ["side", "of", "m", "n", "owns_keys", "spill"],
+     ["k", "keys",    "rows", "own",  1, {"sm_100a": 32}],
+     ["q", "queries", "own",  "rows", 0, {}]],
     "t": [
-     {"own": 64, "rows": 32, "depth": 64, "threads": 128, "blocks": 2, "sharers": 1, "stages": 2,
-      "shared_k": 66048, "shared_q": 65536, "archs": ["sm_80", "sm_90a", "sm_100a"]},
-     {"own": 128, "rows": 32, "depth": 64, "threads": 256, "blocks": 1, "sharers": 1, "stages": 2,
-      "shared_k": 98816, "shared_q": 98304, "archs": ["sm_86", "sm_89", "sm_120a"]},
-     {"own": 128, "rows": 32, "depth": 128, "threads": 256, "blocks": 1, "sharers": 1, "stages": 2,
-      "shared_k": 197120, "shared_q": 196608, "archs": ["sm_90a", "sm_100a"]},
-     {"own": 128, "rows": 16, "depth": 128, "threads": 256, "blocks": 1, "sharers": 1, "stages": 2,
-      "shared_k": 164096, "shared_q": 163840, "archs": ["sm_80"]},
-     {"own": 64, "rows": 16, "depth": 128, "threads": 128, "blocks": 1, "sharers": 1, "stages": 2,
-      "shared_k": 98560, "shared_q": 98304, "archs": ["sm_86", "sm_89", "sm_120a"]},
-     {"own": 64, "rows": 16, "depth": 256, "threads": 256, "blocks": 1, "sharers": 2, "stages": 2,
-      "shared_k": 213248, "shared_q": 212992, "archs": ["sm_90a", "sm_100a"]},
-     {"own": 32, "rows": 16, "depth": 256, "threads": 128, "blocks": 1, "sharers": 2, "stages": 2,
-      "shared_k": 139520, "shared_q": 139264, "archs": ["sm_80"]},
-     {"own": 16, "rows": 16, "depth": 256, "threads": 128, "blocks": 1, "sharers": 4, "stages": 1,
-      "shared_k": 73856, "shared_q": 73728, "archs": ["sm_86", "sm_89", "sm_120a"]}]}}]}
+     ["own", "rows", "depth", "threads", "blocks", "sharers", "stages", "shared_k", "shared_q",
+      "archs"],
+     [ 64, 32,  64, 128, 2, 1, 2,  66048,  65536, ["sm_80", "sm_90a", "sm_100a"]],
+     [128, 32,  64, 256, 1, 1, 2,  98816,  98304, ["sm_86", "sm_89", "sm_120a"]],
+     [128, 32, 128, 256, 1, 1, 2, 197120, 196608, ["sm_90a", "sm_100a"]],
+     [128, 16, 128, 256, 1, 1, 2, 164096, 163840, ["sm_80"]],
+     [ 64, 16, 128, 128, 1, 1, 2,  98560,  98304, ["sm_86", "sm_89", "sm_120a"]],
+     [ 64, 16, 256, 256, 1, 2, 2, 213248, 212992, ["sm_90a", "sm_100a"]],
+     [ 32, 16, 256, 128, 1, 2, 2, 139520, 139264, ["sm_80"]],
+     [ 16, 16, 256, 128, 1, 4, 1,  73856,  73728, ["sm_86", "sm_89", "sm_120a"]]]}}]}
 */

@@ -146,46 +146,37 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "defaults": {
-  "kind": "forward", "dtype": "{d.dtype}", "math": "{d.dtype}", "alignment": 16, "tile": "{t.tile}",
-  "stages": 2, "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
-  "defines": {"TC_DTYPE": "{d.dtype}", "TC_WARP_ROWS": "{t.warp_rows}", "TC_MIN_BLOCKS": "{t.blocks}",
-              "TC_GENERAL": "{general}"}},
+{"defaults": {
+  "kind": "forward", "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "stages": 2,
+  "dynamic_shared": "{t.shared}", "cost": {"k_tile": "{t.k_tile}", "fixed": "{t.fixed}"},
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_WARP_ROWS": "{t.warp_rows}",
+              "TC_MIN_BLOCKS": "{t.blocks}", "TC_GENERAL": "{general}"}, "for": {"d": "f16 bf16"}},
  "kernels": [
-  {"name": "mma_attention_{d.short}_full_{t.name}", "layout": "any", "takes": ["plain"], "archs": "{t.archs}",
+  {"name": "mma_attention_{d.short}_full_{t.tile.0}x{t.tile.1}x{t.tile.2}", "takes": ["plain"],
+   "archs": "{t.archs}",
    "for": {
-    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
     "general": [0],
     "t": [
-     {"name": "128x32x256", "tile": [128, 32, 256], "warp_rows": 16, "threads": 256,
-      "shared": 131072, "blocks": 1, "archs": ["sm_80"],
-      "cost": {"k_tile": 3500, "fixed": 7000}},
-     {"name": "64x32x256", "tile": [64, 32, 256], "warp_rows": 16, "threads": 128,
-      "shared": 98304, "blocks": 2, "archs": ["sm_86", "sm_89", "sm_120a"],
-      "cost": {"k_tile": 3500, "fixed": 7000}}]}},
-  {"name": "mma_attention_{d.short}_full_{t.name}", "layout": "any", "takes": ["plain"],
+     ["tile", "warp_rows", "threads", "shared", "blocks", "archs", "k_tile", "fixed"],
+     [[128, 32, 256], 16, 256, 131072, 1, ["sm_80"],                     3500, 7000],
+     [[64, 32, 256],  16, 128,  98304, 2, ["sm_86", "sm_89", "sm_120a"], 3500, 7000]]}},
+  {"name": "mma_attention_{d.short}_full_{t.tile.0}x{t.tile.1}x{t.tile.2}", "takes": ["plain"],
    "accepted_spill": {"sm_80": "{t.spill}", "sm_86": "{t.spill}", "sm_89": "{t.spill}"},
    "for": {
-    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
     "general": [0],
     "t": [
-     {"name": "128x128x64", "tile": [128, 128, 64], "warp_rows": 32, "threads": 128,
-      "shared": 81920, "blocks": 2, "spill": 0, "cost": {"k_tile": 5600, "fixed": 5000}},
-     {"name": "128x64x128", "tile": [128, 64, 128], "warp_rows": 32, "threads": 128,
-      "shared": 98304, "blocks": 2, "spill": 112, "cost": {"k_tile": 4700, "fixed": 5000}}]}},
-  {"name": "mma_attention_{d.short}_general_{t.name}", "layout": "any",
-   "takes": ["unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
-            "sinks", "rule", "large_softcap"],
+     ["tile", "warp_rows", "threads", "shared", "blocks", "spill", "k_tile", "fixed"],
+     [[128, 128, 64], 32, 128, 81920, 2,   0, 5600, 5000],
+     [[128, 64, 128], 32, 128, 98304, 2, 112, 4700, 5000]]}},
+  {"name": "mma_attention_{d.short}_general_{t.tile.0}x{t.tile.1}x{t.tile.2}",
+   "takes": ["unmasked", "bool_mask", "added_alone", "added_mask", "float_mask", "sinks", "rule",
+             "large_softcap"],
    "accepted_spill": {"sm_80": 16, "sm_86": 16, "sm_89": 16, "sm_100a": 16, "sm_120a": 32},
    "for": {
-    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
     "general": [1],
     "t": [
-     {"name": "128x64x64", "tile": [128, 64, 64], "warp_rows": 32, "threads": 128,
-      "shared": 49152, "blocks": 2, "cost": {"k_tile": 4000, "fixed": 5000}},
-     {"name": "128x32x128", "tile": [128, 32, 128], "warp_rows": 32, "threads": 128,
-      "shared": 65536, "blocks": 2, "cost": {"k_tile": 4000, "fixed": 7000}},
-     {"name": "64x32x256", "tile": [64, 32, 256], "warp_rows": 16, "threads": 128,
-      "shared": 98304, "blocks": 2, "cost": {"k_tile": 4000, "fixed": 7000}}]}}]}
+     ["tile", "warp_rows", "threads", "shared", "blocks", "k_tile", "fixed"],
+     [[128, 64, 64],  32, 128, 49152, 2, 4000, 5000],
+     [[128, 32, 128], 32, 128, 65536, 2, 4000, 7000],
+     [[64, 32, 256],  16, 128, 98304, 2, 4000, 7000]]}}]}
 */

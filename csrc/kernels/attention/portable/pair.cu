@@ -241,12 +241,9 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
 
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "kernels": [
-  {"name": "pair_attention_{d.short}_full_128x64x256", "kind": "forward", "layout": "any", "takes": ["plain"],
-   "for": {
-    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "alignment": 16, "tile": [128, 64, 256], "stages": 2,
-   "block": [256, 1, 1], "dynamic_shared": 229376, "archs": ["sm_90a", "sm_100a"],
-   "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 5300, "fixed": 8000}}]}
+{"kernels": [
+  {"name": "pair_attention_{d.short}_full_128x64x256", "kind": "forward", "takes": ["plain"],
+   "tile": [128, 64, 256], "block": [256, 1, 1], "stages": 2, "dynamic_shared": 229376,
+   "archs": ["sm_90a", "sm_100a"], "cost": {"k_tile": 5300, "fixed": 8000},
+   "defines": {"TC_DTYPE": "{d.dtype}"}, "for": {"d": "f16 bf16"}}]}
 */

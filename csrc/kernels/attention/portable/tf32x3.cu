@@ -159,47 +159,42 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
-{"virtual_arch": [80, 90],
- "defaults": {
-  "kind": "forward", "dtype": "float32", "math": "float32", "alignment": 16, "tile": "{t.tile}",
-  "layout": "any", "takes": "{l.takes}", "stages": 2, "block": ["{t.threads}", 1, 1],
-  "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
-  "defines": {"TC_GENERAL": "{l.general}", "TC_WARP_ROWS": "{t.rows}", "TC_MIN_BLOCKS": "{t.blocks}"}},
+{"defaults": {
+  "name": "tf32x3_attention_{l.layout}_{t.tile.0}x{t.tile.1}x{t.tile.2}", "kind": "forward",
+  "dtype": "float32", "math": "float32", "takes": "{takes.{l.layout}}", "tile": "{t.tile}",
+  "block": ["{t.threads}", 1, 1], "stages": 2, "dynamic_shared": "{t.shared}",
+  "cost": {"k_tile": "{t.k_tile}", "fixed": "{t.fixed}"},
+  "defines": {"TC_GENERAL": "{l.general}", "TC_WARP_ROWS": "{t.rows}",
+              "TC_MIN_BLOCKS": "{t.blocks}"},
+  "for": {
+   "takes": [{
+    "full": ["plain"],
+    "general": ["unmasked", "bool_mask", "added_alone", "added_mask", "float_mask", "sinks", "rule",
+                "large_softcap"]}]}},
  "kernels": [
-  {"name": "tf32x3_attention_{l.layout}_{t.name}",
-   "accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 64, "sm_100a": 64, "sm_120a": 64},
+  {"accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 64, "sm_100a": 64,
+                      "sm_120a": 64},
    "for": {
-    "l": [{"layout": "full", "general": 0, "takes": ["plain"]}],
+    "l": [{"layout": "full", "general": 0}],
     "t": [
-     {"name": "128x32x64", "tile": [128, 32, 64], "rows": 32, "threads": 128, "shared": 65536,
-      "blocks": 2, "cost": {"k_tile": 7600, "fixed": 6000}}]}},
-  {"name": "tf32x3_attention_{l.layout}_{t.name}",
+     ["tile", "rows", "threads", "shared", "blocks", "k_tile", "fixed"],
+     [[128, 32, 64], 32, 128, 65536, 2, 7600, 6000]]}},
+  {"for": {
+    "l": [{"layout": "general", "general": 1}],
+    "t": [
+     ["tile", "rows", "threads", "shared", "blocks", "k_tile", "fixed"],
+     [[64, 32, 64], 16, 128, 49152, 2, 5000, 6000]]}},
+  {"for": {
+    "l": [{"layout": "full", "general": 0}, {"layout": "general", "general": 1}],
+    "t": [
+     ["tile", "rows", "threads", "shared", "blocks", "k_tile", "fixed"],
+     [[64, 32, 128], 16, 128, 98304, 2, 7500, 8000]]}},
+  {"archs": "{t.archs}",
    "for": {
-    "l": [{"layout": "general", "general": 1, "takes":
-           ["unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
-            "sinks", "rule", "large_softcap"]}],
+    "l": [{"layout": "full", "general": 0}, {"layout": "general", "general": 1}],
     "t": [
-     {"name": "64x32x64", "tile": [64, 32, 64], "rows": 16, "threads": 128, "shared": 49152,
-      "blocks": 2, "cost": {"k_tile": 5000, "fixed": 6000}}]}},
-  {"name": "tf32x3_attention_{l.layout}_{t.name}",
-   "for": {
-    "l": [{"layout": "full", "general": 0, "takes": ["plain"]}, {"layout": "general", "general": 1, "takes":
-           ["unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
-            "sinks", "rule", "large_softcap"]}],
-    "t": [
-     {"name": "64x32x128", "tile": [64, 32, 128], "rows": 16, "threads": 128, "shared": 98304,
-      "blocks": 2, "cost": {"k_tile": 7500, "fixed": 8000}}]}},
-  {"name": "tf32x3_attention_{l.layout}_{t.name}", "archs": "{t.archs}",
-   "for": {
-    "l": [{"layout": "full", "general": 0, "takes": ["plain"]}, {"layout": "general", "general": 1, "takes":
-           ["unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
-            "sinks", "rule", "large_softcap"]}],
-    "t": [
-     {"name": "128x16x256", "tile": [128, 16, 256], "rows": 16, "threads": 256, "shared": 196608,
-      "blocks": 1, "archs": ["sm_90a", "sm_100a"], "cost": {"k_tile": 8000, "fixed": 9000}},
-     {"name": "64x16x256", "tile": [64, 16, 256], "rows": 16, "threads": 128, "shared": 131072,
-      "blocks": 1, "archs": ["sm_80"], "cost": {"k_tile": 5000, "fixed": 9000}},
-     {"name": "32x16x256", "tile": [32, 16, 256], "rows": 16, "threads": 64, "shared": 98304,
-      "blocks": 1, "archs": ["sm_86", "sm_89", "sm_120a"],
-      "cost": {"k_tile": 3000, "fixed": 9000}}]}}]}
+     ["tile", "rows", "threads", "shared", "blocks", "archs", "k_tile", "fixed"],
+     [[128, 16, 256], 16, 256, 196608, 1, ["sm_90a", "sm_100a"],         8000, 9000],
+     [[64, 16, 256],  16, 128, 131072, 1, ["sm_80"],                     5000, 9000],
+     [[32, 16, 256],  16,  64,  98304, 1, ["sm_86", "sm_89", "sm_120a"], 3000, 9000]]}}]}
 */

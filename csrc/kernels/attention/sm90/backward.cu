@@ -337,38 +337,31 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
- "defaults": {"kind": "backward", "archs": ["sm_90a"], "layout": "any", "alignment": 16,
-              "stages": 3, "block": [512, 1, 1], "accepted_spill": {"sm_90a": 40}},
+ "defaults": {
+  "kind": "backward", "tile": "{t.tile}", "block": [512, 1, 1], "stages": 3,
+  "dynamic_shared": "{t.shared}", "accepted_spill": {"sm_90a": 40},
+  "cost": {"k_tile": "{t.k_tile}", "fixed": "{t.fixed}"},
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2}, "for": {"d": "bf16 f16"}},
  "kernels": [
-  {"name": "sm90_backward_attention_{d.short}_{t.name}",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "takes": ["plain", "unmasked", "bool_mask", "sinks"],
-   "tile": "{t.tile}", "dynamic_shared": "{t.shared}", "cost": "{t.cost}", "rounds": "{t.rounds}",
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": 0, "TC_ADDED": 0,
-               "TC_ROUNDS": "{t.rounds}"},
+  {"name": "sm90_backward_attention_{d.short}_{t.tile.0}x{t.tile.1}x{t.tile.2}",
+   "takes": ["plain", "unmasked", "bool_mask", "sinks"], "rounds": "{t.rounds}",
+   "defines": {"TC_GENERAL": 0, "TC_ADDED": 0, "TC_ROUNDS": "{t.rounds}"},
    "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
-     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 226576, "rounds": 1,
-      "cost": {"k_tile": 2900, "fixed": 6000}},
-     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 222352, "rounds": 1,
-      "cost": {"k_tile": 3000, "fixed": 7000}},
-     {"name": "64x128x96", "tile": [64, 128, 96], "shared": 218048, "rounds": 0,
-      "cost": {"k_tile": 3000, "fixed": 6500}}]}},
-  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "takes": "{g.takes}", "tile": "{t.tile}",
-   "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": "{g.general}",
-               "TC_ADDED": 1, "TC_ROUNDS": 0},
+     ["tile", "shared", "rounds", "k_tile", "fixed"],
+     [[96, 128, 64],  226576, 1, 2900, 6000],
+     [[48, 128, 128], 222352, 1, 3000, 7000],
+     [[64, 128, 96],  218048, 0, 3000, 6500]]}},
+  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.tile.0}x{t.tile.1}x{t.tile.2}",
+   "takes": "{g.takes}", "defines": {"TC_GENERAL": "{g.general}", "TC_ADDED": 1, "TC_ROUNDS": 0},
    "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "g": [{"name": "added_", "general": 0,
            "takes": ["plain", "unmasked", "bool_mask", "added_alone", "float_mask", "sinks"]},
           {"name": "general_", "general": 1,
            "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
                      "sinks", "rule"]}],
     "t": [
-     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 217760,
-      "cost": {"k_tile": 2900, "fixed": 6000}},
-     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 213568,
-      "cost": {"k_tile": 3000, "fixed": 7000}}]}}]}
+     ["tile", "shared", "k_tile", "fixed"],
+     [[96, 128, 64],  217760, 2900, 6000],
+     [[48, 128, 128], 213568, 3000, 7000]]}}]}
 */

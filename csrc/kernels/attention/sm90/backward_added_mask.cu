@@ -106,8 +106,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_backward_added_mask_attention", "archs": ["sm_90a"],
-   "kind": "mask", "dtype": "any", "math": "any", "layout": "any", "takes": ["added_alone", "added_mask", "float_mask"],
-   "alignment": 1, "tile": [96, 128, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
-   "cost": {"k_tile": 0, "fixed": 0}}]}
+  {"name": "sm90_backward_added_mask_attention", "kind": "mask", "dtype": "any", "math": "any",
+   "alignment": 1, "takes": ["added_alone", "added_mask", "float_mask"], "tile": [96, 128, 1],
+   "block": [256, 1, 1], "cost": {"k_tile": 0, "fixed": 0}}]}
 */

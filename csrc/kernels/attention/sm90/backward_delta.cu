@@ -140,10 +140,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 8)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_backward_delta_attention_{d.short}", "archs": ["sm_90a"],
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
-   "defines": {"TC_DTYPE": "{d.dtype}"},
-   "kind": "delta", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
-   "alignment": 16, "tile": [96, 1, 1], "stages": 1, "block": [128, 1, 1], "dynamic_shared": 0,
-   "cost": {"k_tile": 0, "fixed": 0}}]}
+  {"name": "sm90_backward_delta_attention_{d.short}", "kind": "delta", "tile": [96, 1, 1],
+   "block": [128, 1, 1], "cost": {"k_tile": 0, "fixed": 0}, "defines": {"TC_DTYPE": "{d.dtype}"},
+   "for": {"d": "f16 bf16"}}]}
 */

@@ -333,31 +333,27 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
- "defaults": {"kind": "backward", "archs": ["sm_90a"], "layout": "any", "alignment": 16,
-              "stages": 2, "block": [512, 1, 1], "cost": {"k_tile": 5200, "fixed": 9000},
-              "accepted_spill": {"sm_90a": 16}},
+ "defaults": {
+  "kind": "backward", "block": [512, 1, 1], "stages": 2, "accepted_spill": {"sm_90a": 16},
+  "cost": {"k_tile": 5200, "fixed": 9000},
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1}, "for": {"d": "bf16 f16"}},
  "kernels": [
   {"name": "sm90_backward_attention_{d.short}_64x128x256",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "takes": ["plain", "unmasked", "bool_mask", "sinks"],
-   "tile": [64, 128, 256], "cluster": [2, 1, 1], "dynamic_shared": 231904,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1, "TC_GENERAL": 0, "TC_ADDED": 0,
-               "TC_PAIR": 1},
-   "for": {"d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}]}},
-  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "takes": "{g.takes}",
-   "tile": "{t.tile}", "cluster": "{t.cluster}", "dynamic_shared": "{t.shared}",
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1, "TC_GENERAL": "{g.general}",
-               "TC_ADDED": 1, "TC_PAIR": "{t.pair}"},
+   "takes": ["plain", "unmasked", "bool_mask", "sinks"], "tile": [64, 128, 256],
+   "cluster": [2, 1, 1], "dynamic_shared": 231904,
+   "defines": {"TC_GENERAL": 0, "TC_ADDED": 0, "TC_PAIR": 1}},
+  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.tile.0}x{t.tile.1}x{t.tile.2}",
+   "takes": "{g.takes}", "tile": "{t.tile}", "cluster": "{t.cluster}",
+   "dynamic_shared": "{t.shared}",
+   "defines": {"TC_GENERAL": "{g.general}", "TC_ADDED": 1, "TC_PAIR": "{t.pair}"},
    "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "g": [{"name": "added_", "general": 0,
            "takes": ["plain", "unmasked", "bool_mask", "added_alone", "float_mask", "sinks"]},
           {"name": "general_", "general": 1,
            "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
                      "sinks", "rule"]}],
     "t": [
-     {"name": "64x64x256", "tile": [64, 64, 256], "pair": 0, "cluster": [1, 1, 1],
-      "shared": 231920},
-     {"name": "64x128x256", "tile": [64, 128, 256], "pair": 1, "cluster": [2, 1, 1],
-      "shared": 231904}]}}]}
+     ["tile", "pair", "cluster", "shared"],
+     [[64, 64, 256],  0, [1, 1, 1], 231920],
+     [[64, 128, 256], 1, [2, 1, 1], 231904]]}}]}
 */

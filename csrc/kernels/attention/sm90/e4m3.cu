@@ -508,27 +508,20 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_e4m3_attention_{t.name}", "archs": ["sm_90a"], "kind": "forward",
-   "dtype": "float8_e4m3fn", "math": "bfloat16", "layout": "any",
-   "takes": ["plain", "unmasked", "rule"], "alignment": 16, "stages": 2,
-   "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
-   "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
-   "transposes_values": "{t.transposes}",
+  {"name": "sm90_e4m3_attention_{t.name}{t.tile.0}x{t.tile.1}x{t.tile.2}", "kind": "forward",
+   "dtype": "float8_e4m3fn", "math": "bfloat16", "takes": ["plain", "unmasked", "rule"],
+   "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "stages": 2, "dynamic_shared": "{t.shared}",
+   "accepted_spill": {"sm_90a": "{t.spill}"},
+   "cost": {"k_tile": "{t.k_tile}", "fixed": "{t.fixed}"}, "transposes_values": "{t.transposes}",
    "defines": {"TC_Q_SLOTS": "{t.q_slots}", "TC_TRANSPOSES": "{t.transposes}"},
    "for": {
     "t": [
-     {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "transposes": 0,
-      "threads": 512, "shared": 85856, "spill": 144, "cost": {"k_tile": 2300, "fixed": 2800}},
-     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2, "transposes": 1,
-      "threads": 384, "shared": 84800, "spill": 40, "cost": {"k_tile": 2050, "fixed": 2300}},
-     {"name": "192x128x128", "tile": [192, 128, 128], "q_slots": 1, "transposes": 0,
-      "threads": 512, "shared": 90928, "spill": 360, "cost": {"k_tile": 2780, "fixed": 6300}},
-     {"name": "rows_192x128x128", "tile": [192, 128, 128], "q_slots": 1, "transposes": 1,
-      "threads": 512, "shared": 123696, "spill": 464, "cost": {"k_tile": 2870, "fixed": 7000}},
-     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "transposes": 1,
-      "threads": 384, "shared": 150336, "spill": 52, "cost": {"k_tile": 2330, "fixed": 3400}},
-     {"name": "128x128x256", "tile": [128, 128, 256], "q_slots": 2, "transposes": 0,
-      "threads": 384, "shared": 197440, "spill": 24, "cost": {"k_tile": 3170, "fixed": 4950}},
-     {"name": "rows_128x128x256", "tile": [128, 128, 256], "q_slots": 2, "transposes": 1,
-      "threads": 384, "shared": 230208, "spill": 132, "cost": {"k_tile": 3325, "fixed": 6300}}]}}]}
+     ["name", "tile", "q_slots", "transposes", "threads", "shared", "spill", "k_tile", "fixed"],
+     ["",      [192, 128, 64],  2, 0, 512,  85856, 144, 2300, 2800],
+     ["",      [128, 128, 64],  2, 1, 384,  84800,  40, 2050, 2300],
+     ["",      [192, 128, 128], 1, 0, 512,  90928, 360, 2780, 6300],
+     ["rows_", [192, 128, 128], 1, 1, 512, 123696, 464, 2870, 7000],
+     ["",      [128, 128, 128], 2, 1, 384, 150336,  52, 2330, 3400],
+     ["",      [128, 128, 256], 2, 0, 384, 197440,  24, 3170, 4950],
+     ["rows_", [128, 128, 256], 2, 1, 384, 230208, 132, 3325, 6300]]}}]}
 */

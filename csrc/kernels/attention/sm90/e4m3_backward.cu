@@ -401,22 +401,18 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_e4m3_backward_attention_{t.name}", "archs": ["sm_90a"],
-   "kind": "backward", "dtype": "float8_e4m3fn", "math": "bfloat16", "layout": "any",
-   "takes": ["plain", "unmasked", "rule"], "alignment": 16, "stages": 3, "block": [512, 1, 1],
-   "tile": "{t.tile}", "cluster": "{t.cluster}", "dynamic_shared": "{t.shared}",
-   "cost": "{t.cost}", "widens": "{t.widens}",
+  {"name": "sm90_e4m3_backward_attention_{t.name}{t.tile.0}x{t.tile.1}x{t.tile.2}",
+   "kind": "backward", "dtype": "float8_e4m3fn", "math": "bfloat16",
+   "takes": ["plain", "unmasked", "rule"], "tile": "{t.tile}", "cluster": "{t.cluster}",
+   "block": [512, 1, 1], "stages": 3, "dynamic_shared": "{t.shared}",
+   "cost": {"k_tile": "{t.k_tile}", "fixed": "{t.fixed}"}, "widens": "{t.widens}",
    "defines": {"TC_GRAD_STAGES": 2, "TC_WIDENS": "{t.widens}", "TC_PAIR": "{t.pair}"},
    "for": {
     "t": [
-     {"name": "96x128x64", "tile": [96, 128, 64], "widens": 1, "pair": 0, "cluster": [1, 1, 1],
-      "shared": 210736, "cost": {"k_tile": 2700, "fixed": 6000}},
-     {"name": "48x128x128", "tile": [48, 128, 128], "widens": 1, "pair": 0, "cluster": [1, 1, 1],
-      "shared": 221328, "cost": {"k_tile": 2600, "fixed": 7000}},
-     {"name": "48x256x128", "tile": [48, 256, 128], "widens": 1, "pair": 1, "cluster": [2, 1, 1],
-      "shared": 225456, "cost": {"k_tile": 2600, "fixed": 7000}},
-     {"name": "wide_96x128x64", "tile": [96, 128, 64], "widens": 0, "pair": 0,
-      "cluster": [1, 1, 1], "shared": 210736, "cost": {"k_tile": 2700, "fixed": 6000}},
-     {"name": "wide_48x256x128", "tile": [48, 256, 128], "widens": 0, "pair": 1,
-      "cluster": [2, 1, 1], "shared": 225456, "cost": {"k_tile": 2600, "fixed": 7000}}]}}]}
+     ["name", "tile", "widens", "pair", "cluster", "shared", "k_tile", "fixed"],
+     ["",      [96, 128, 64],  1, 0, [1, 1, 1], 210736, 2700, 6000],
+     ["",      [48, 128, 128], 1, 0, [1, 1, 1], 221328, 2600, 7000],
+     ["",      [48, 256, 128], 1, 1, [2, 1, 1], 225456, 2600, 7000],
+     ["wide_", [96, 128, 64],  0, 0, [1, 1, 1], 210736, 2700, 6000],
+     ["wide_", [48, 256, 128], 0, 1, [2, 1, 1], 225456, 2600, 7000]]}}]}
 */

@@ -35,8 +35,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_e4m3_backward_convert_attention", "archs": ["sm_90a"],
-    "kind": "convert", "dtype": "float8_e4m3fn", "math": "bfloat16",
-   "layout": "any", "alignment": 16, "tile": [8, 64, 1], "stages": 1, "block": [256, 1, 1],
-   "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0}}]}
+  {"name": "sm90_e4m3_backward_convert_attention", "kind": "convert", "dtype": "float8_e4m3fn",
+   "math": "bfloat16", "tile": [8, 64, 1], "block": [256, 1, 1],
+   "cost": {"k_tile": 0, "fixed": 0}}]}
 */

@@ -197,8 +197,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_e4m3_backward_delta_attention", "archs": ["sm_90a"],
-   "kind": "delta", "dtype": "float8_e4m3fn", "math": "bfloat16",
-   "layout": "any", "alignment": 16, "tile": [48, 1, 128], "stages": 1, "block": [128, 1, 1],
-   "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0}}]}
+  {"name": "sm90_e4m3_backward_delta_attention", "kind": "delta", "dtype": "float8_e4m3fn",
+   "math": "bfloat16", "tile": [48, 1, 128], "block": [128, 1, 1],
+   "cost": {"k_tile": 0, "fixed": 0}}]}
 */

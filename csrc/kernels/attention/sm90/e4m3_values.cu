@@ -77,8 +77,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_e4m3_values_attention", "archs": ["sm_90a"],
-   "kind": "transpose", "of": "values", "dtype": "float8_e4m3fn", "math": "any", "layout": "any",
-   "alignment": 16, "tile": [16, 4, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
+  {"name": "sm90_e4m3_values_attention", "kind": "transpose", "of": "values",
+   "dtype": "float8_e4m3fn", "math": "any", "tile": [16, 4, 1], "block": [256, 1, 1],
    "cost": {"k_tile": 0, "fixed": 0}}]}
 */

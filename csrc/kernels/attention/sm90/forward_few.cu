@@ -392,18 +392,15 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
- "defaults": {"archs": ["sm_90a"], "alignment": 16, "takes": ["plain"]},
  "kernels": [
-  {"name": "sm90_attention_{d.short}_{t.name}", "kind": "forward",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
-   "tile": "{t.tile}", "block": [384, 1, 1], "dynamic_shared": "{t.shared}",
-   "stages": "{t.stages}", "cost": "{t.cost}",
+  {"name": "sm90_attention_{d.short}_{t.tile.0}x{t.tile.1}x{t.tile.2}", "kind": "forward",
+   "takes": ["plain"], "tile": "{t.tile}", "block": [384, 1, 1], "stages": "{t.stages}",
+   "dynamic_shared": "{t.shared}", "cost": {"k_tile": "{t.k_tile}", "fixed": "{t.fixed}"},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}"},
    "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "d": "bf16 f16",
     "t": [
-     {"name": "8x128x64", "tile": [8, 128, 64], "stages": 4, "q_slots": 2, "shared": 159120,
-      "cost": {"k_tile": 650, "fixed": 3900}},
-     {"name": "8x128x128", "tile": [8, 128, 128], "stages": 3, "q_slots": 1, "shared": 222016,
-      "cost": {"k_tile": 1275, "fixed": 3800}}]}}]}
+     ["tile", "stages", "q_slots", "shared", "k_tile", "fixed"],
+     [[8, 128, 64],  4, 2, 159120,  650, 3900],
+     [[8, 128, 128], 3, 1, 222016, 1275, 3800]]}}]}
 */

@@ -267,10 +267,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_order_attention_{k.of}", "archs": ["sm_90a"],
-   "for": {"k": [{"of": "queries", "backward": 0}, {"of": "keys", "backward": 1}]},
+  {"name": "sm90_order_attention_{k.of}", "kind": "order", "of": "{k.of}", "dtype": "any",
+   "math": "any", "tile": [1, 1, 1], "block": [1024, 1, 1], "cost": {"k_tile": 0, "fixed": 0},
    "defines": {"TC_BACKWARD": "{k.backward}"},
-   "kind": "order", "of": "{k.of}", "dtype": "any", "math": "any", "layout": "any",
-   "alignment": 16, "tile": [1, 1, 1], "stages": 1, "block": [1024, 1, 1], "dynamic_shared": 0,
-   "cost": {"k_tile": 0, "fixed": 0}}]}
+   "for": {"k": [{"of": "queries", "backward": 0}, {"of": "keys", "backward": 1}]}}]}
 */
