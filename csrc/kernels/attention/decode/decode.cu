@@ -689,7 +689,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
      [[16, 64, 64],  4, 128, 65536, 3, {},              2, null,       700,  8000],
      [[16, 32, 128], 3,  64, 49152, 4, {},              2, null,       900, 11900],
      [[16, 64, 128], 3, 128, 98304, 2, {},              1, ["sm_90a"], 900, 11900],
-     [[16, 32, 256], 3,  64, 98304, 2, {"sm_120a": 24}, 2, null,       900,  8000]]}},
+     [[16, 32, 256], 3,  64, 98304, 2, {"sm_120a": 64}, 2, null,       900,  8000]]}},
   {"name": "decode_attention_e4m3_{t.tile.0}x{t.tile.1}x{t.tile.2}", "dtype": "float8_e4m3fn",
    "math": "float16", "archs": ["sm_90a"], "defines": {"TC_DTYPE": "float16", "TC_E4M3": 1},
    "for": {
