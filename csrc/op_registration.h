@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ops/common/dispatch.h"
@@ -44,6 +45,21 @@ struct WithMemory<kOp, kFunction> {
     return kFunction(args...);
   }
 };
+
+using OpLibrary = torch::stable::detail::StableLibrary;
+
+// Defines the raw op `_name` and `_name_autograd`, which has a derivative; `schema` begins with the
+// arguments.
+inline void define_raw(OpLibrary& m, const std::string& name, const std::string& schema) {
+  m.def(("_" + name + schema).c_str());
+  m.def(("_" + name + "_autograd" + schema).c_str());
+}
+
+// Defines the public op as well.
+inline void define_public(OpLibrary& m, const std::string& name, const std::string& schema) {
+  m.def((name + schema).c_str());
+  define_raw(m, name, schema);
+}
 
 }  // namespace torch_cubin
 

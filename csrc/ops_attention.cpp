@@ -15,22 +15,12 @@ using namespace torch_cubin;
 STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def(sdpa_signature().schema("scaled_dot_product_attention").c_str());
   m.def(raw_sdpa_signature().schema("_scaled_dot_product_attention").c_str());
-  m.def(forward_signature().schema("attention_forward").c_str());
-  m.def(forward_signature().schema("_attention_forward").c_str());
-  m.def(forward_signature().schema("_attention_forward_autograd").c_str());
-  m.def(backward_signature().schema("attention_backward").c_str());
-  m.def(backward_signature().schema("_attention_backward").c_str());
-  m.def(backward_signature().schema("_attention_backward_autograd").c_str());
   m.def(flash_signature().schema("flash_attention").c_str());
-  m.def(e4m3_signature().schema("attention_forward_e4m3").c_str());
-  m.def(e4m3_signature().schema("_attention_forward_e4m3").c_str());
-  m.def(e4m3_signature().schema("_attention_forward_e4m3_autograd").c_str());
-  m.def(e4m3_backward_signature().schema("attention_backward_e4m3").c_str());
-  m.def(e4m3_backward_signature().schema("_attention_backward_e4m3").c_str());
-  m.def(e4m3_backward_signature().schema("_attention_backward_e4m3_autograd").c_str());
-  m.def(kv_cache_signature().schema("flash_attention_with_kvcache").c_str());
-  m.def(kv_cache_signature().schema("_flash_attention_with_kvcache").c_str());
-  m.def(kv_cache_signature().schema("_flash_attention_with_kvcache_autograd").c_str());
+  define_public(m, "attention_forward", forward_signature().schema(""));
+  define_public(m, "attention_backward", backward_signature().schema(""));
+  define_public(m, "attention_forward_e4m3", e4m3_signature().schema(""));
+  define_public(m, "attention_backward_e4m3", e4m3_backward_signature().schema(""));
+  define_public(m, "flash_attention_with_kvcache", kv_cache_signature().schema(""));
 
   m.def(softmax_signature().schema("_attention_softmax").c_str());
   m.def(softmax_backward_signature().schema("_attention_softmax_backward").c_str());
@@ -40,7 +30,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def(dropout_signature().schema("_attention_dropout").c_str());
 }
 
-void implement_attention_ops(torch::stable::detail::StableLibrary& m) {
+void implement_attention_ops(OpLibrary& m) {
   TC_BY_GRAD_MODE("attention_forward", "query", "key", "value");
   TC_BY_GRAD_MODE("attention_forward_e4m3", "query", "key", "value");
   TC_BY_GRAD_MODE("attention_backward", "grad_out", "query", "key", "value", "out", "logsumexp");

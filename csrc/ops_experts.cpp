@@ -9,16 +9,14 @@ namespace {
 using namespace torch_cubin;
 
 STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
-#define TC_MOE                                                                               \
-  "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w2, str activation, " \
-  "bool interleaved, str recipe=\"none\") -> Tensor"
-  m.def("_moe" TC_MOE);
-  m.def("_moe_autograd" TC_MOE);
-#define TC_MOE_FLOAT8                                                                          \
-  "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w13_scale, Tensor w2, " \
-  "Tensor w2_scale) -> Tensor"
-  m.def("_moe_float8" TC_MOE_FLOAT8);
-  m.def("_moe_float8_autograd" TC_MOE_FLOAT8);
+  define_raw(
+      m, "moe",
+      "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w2, str activation, "
+      "bool interleaved, str recipe=\"none\") -> Tensor");
+  define_raw(
+      m, "moe_float8",
+      "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w13_scale, Tensor w2, "
+      "Tensor w2_scale) -> Tensor");
   m.def(
       "_moe_forward(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w2, "
       "str activation, bool interleaved, str recipe=\"none\", Tensor[]? copies=None) -> "
@@ -31,13 +29,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
       "Tensor before, Tensor order, str activation, bool interleaved, bool of_x, bool of_w13, "
       "bool of_w2, str recipe=\"none\", Tensor[]? copies=None) -> "
       "(Tensor grad_x, Tensor grad_topk_weights, Tensor grad_w13, Tensor grad_w2)");
-#define TC_EXPERT_ROWS "(Tensor x, Tensor tokens, Tensor order, Tensor places) -> Tensor"
-  m.def("_expert_rows" TC_EXPERT_ROWS);
-  m.def("_expert_rows_autograd" TC_EXPERT_ROWS);
-#define TC_EXPERT_SUM \
-  "(Tensor rows, Tensor tokens, Tensor order, Tensor places, Tensor? topk_weights) -> Tensor"
-  m.def("_expert_sum" TC_EXPERT_SUM);
-  m.def("_expert_sum_autograd" TC_EXPERT_SUM);
+  define_raw(m, "expert_rows", "(Tensor x, Tensor tokens, Tensor order, Tensor places) -> Tensor");
+  define_raw(
+      m, "expert_sum",
+      "(Tensor rows, Tensor tokens, Tensor order, Tensor places, Tensor? topk_weights) -> Tensor");
 }
 
 #define TC_EXPERTS_OPS(device)              \

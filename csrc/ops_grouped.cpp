@@ -15,12 +15,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
       "grouped_matmul(Tensor mat_a, Tensor mat_b, *, Tensor? offs=None, Tensor? bias=None, "
       "ScalarType? out_dtype=None, Tensor? scale=None, Tensor? rows=None, Tensor? out_rows=None, "
       "str activation='none') -> Tensor");
-#define TC_GROUPED_MATMUL                                                                \
-  "(Tensor mat_a, Tensor mat_b, Tensor offs, bool zero_rest, Tensor? bias=None, "        \
-  "Tensor? scale=None, Tensor? rows=None, Tensor? out_rows=None, str activation='none')" \
-  " -> Tensor"
-  m.def("_grouped_matmul" TC_GROUPED_MATMUL);
-  m.def("_grouped_matmul_autograd" TC_GROUPED_MATMUL);
+  define_raw(m, "grouped_matmul",
+             "(Tensor mat_a, Tensor mat_b, Tensor offs, bool zero_rest, Tensor? bias=None, "
+             "Tensor? scale=None, Tensor? rows=None, Tensor? out_rows=None, str activation='none')"
+             " -> Tensor");
   m.def(
       "_aten_grouped_mm(Tensor self, Tensor mat2, Tensor? offs, Tensor? bias, ScalarType? "
       "out_dtype) -> Tensor[]");
@@ -35,13 +33,11 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
   m.impl("grouped_matmul", &grouped_matmul_composite);
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {
-  TC_RAW_AND_AUTOGRAD(grouped_matmul, cpu);
-  m.impl("_aten_grouped_mm", TORCH_BOX(&aten_grouped_mm));
-}
-STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {
-  TC_RAW_AND_AUTOGRAD(grouped_matmul, cuda);
-  m.impl("_aten_grouped_mm", TORCH_BOX(&aten_grouped_mm));
-}
+#define TC_GROUPED_OPS(device)                 \
+  TC_RAW_AND_AUTOGRAD(grouped_matmul, device); \
+  m.impl("_aten_grouped_mm", TORCH_BOX(&aten_grouped_mm))
+
+STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_GROUPED_OPS(cpu); }
+STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) { TC_GROUPED_OPS(cuda); }
 
 }  // namespace

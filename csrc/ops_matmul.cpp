@@ -17,44 +17,27 @@ namespace {
 using namespace torch_cubin;
 
 STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
-  m.def("matmul(Tensor self, Tensor other) -> Tensor");
-  m.def("_matmul(Tensor self, Tensor other) -> Tensor");
-  m.def("_matmul_autograd(Tensor self, Tensor other) -> Tensor");
-
+  define_public(m, "matmul", "(Tensor self, Tensor other) -> Tensor");
   m.def(
       "linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation=\"none\") -> "
       "Tensor");
-  m.def("_linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
-  m.def("_linear_autograd(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
-#define TC_ACTIVATION "(Tensor input, Tensor weight, Tensor? bias, str activation) -> Tensor"
-  m.def("_linear_activation" TC_ACTIVATION);
-  m.def("_linear_activation_autograd" TC_ACTIVATION);
-
-#define TC_ADDMM \
-  "(Tensor input, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1) -> Tensor"
-  m.def("addmm" TC_ADDMM);
-  m.def("_addmm" TC_ADDMM);
-  m.def("_addmm_autograd" TC_ADDMM);
-#define TC_ADDMM_DTYPE                                                                             \
-  "(Tensor input, Tensor mat1, Tensor mat2, ScalarType out_dtype, *, float beta=1, float alpha=1)" \
-  " -> Tensor"
-  m.def("addmm.dtype" TC_ADDMM_DTYPE);
-  m.def("_addmm_dtype" TC_ADDMM_DTYPE);
-  m.def("_addmm_dtype_autograd" TC_ADDMM_DTYPE);
-#define TC_ADDMM_INTO \
-  "(Tensor(a!) out, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1) -> ()"
-  m.def("addmm_into" TC_ADDMM_INTO);
-  m.def("_addmm_into" TC_ADDMM_INTO);
-  m.def("_addmm_into_autograd" TC_ADDMM_INTO);
-
-#define TC_SYMMETRIC \
-  ", Tensor? c=None, *, float beta=0, float alpha=1, ScalarType? out_dtype=None) -> Tensor"
-  m.def("syrk(Tensor x" TC_SYMMETRIC);
-  m.def("_syrk(Tensor x" TC_SYMMETRIC);
-  m.def("_syrk_autograd(Tensor x" TC_SYMMETRIC);
-  m.def("symm_square(Tensor a" TC_SYMMETRIC);
-  m.def("_symm_square(Tensor a" TC_SYMMETRIC);
-  m.def("_symm_square_autograd(Tensor a" TC_SYMMETRIC);
+  define_raw(m, "linear", "(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
+  define_raw(m, "linear_activation",
+             "(Tensor input, Tensor weight, Tensor? bias, str activation) -> Tensor");
+  define_public(
+      m, "addmm",
+      "(Tensor input, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1) -> Tensor");
+  const std::string with_dtype =
+      "(Tensor input, Tensor mat1, Tensor mat2, ScalarType out_dtype, *, float beta=1, "
+      "float alpha=1) -> Tensor";
+  m.def(("addmm.dtype" + with_dtype).c_str());
+  define_raw(m, "addmm_dtype", with_dtype);
+  define_public(m, "addmm_into",
+                "(Tensor(a!) out, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1) -> ()");
+  const std::string symmetric =
+      ", Tensor? c=None, *, float beta=0, float alpha=1, ScalarType? out_dtype=None) -> Tensor";
+  define_public(m, "syrk", "(Tensor x" + symmetric);
+  define_public(m, "symm_square", "(Tensor a" + symmetric);
 
   // The weight and bias gradients of a linear layer: grad.t() @ input and grad.sum(0).
   m.def(
@@ -95,7 +78,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("_linear_glu.out(Tensor input, Tensor gate, Tensor up, str activation, *, " TC_INTO);
 }
 
-void implement_matmul_ops(torch::stable::detail::StableLibrary& m) {
+void implement_matmul_ops(OpLibrary& m) {
   TC_BY_GRAD_MODE("matmul", "self", "other");
   TC_BY_GRAD_MODE("addmm", "input", "mat1", "mat2");
   TC_BY_GRAD_MODE("addmm_into", "out", "mat1", "mat2");

@@ -9,12 +9,9 @@ namespace {
 using namespace torch_cubin;
 
 STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
-#define TC_QUANTIZE                                                                              \
-  "(Tensor x, int recipe, *, bool transpose=False, bool power_of_two=False, str gate=\"none\", " \
-  "ScalarType? dtype=None) -> (Tensor data, Tensor scale)"
-  m.def("quantize" TC_QUANTIZE);
-  m.def("_quantize" TC_QUANTIZE);
-  m.def("_quantize_autograd" TC_QUANTIZE);
+  define_public(m, "quantize",
+                "(Tensor x, int recipe, *, bool transpose=False, bool power_of_two=False, "
+                "str gate=\"none\", ScalarType? dtype=None) -> (Tensor data, Tensor scale)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { TC_BY_GRAD_MODE("quantize", "x"); }

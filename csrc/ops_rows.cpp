@@ -26,58 +26,47 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
       "cross_entropy(Tensor input, Tensor target, Tensor? weight=None, int ignore_index=-100, "
       "str reduction='mean', float label_smoothing=0.0) -> Tensor");
 
-#define TC_NORM                                                                             \
-  "(Tensor input, Tensor? residual, int[] normalized_shape, Tensor? weight, Tensor? bias, " \
-  "float? eps, bool centered) -> (Tensor out, Tensor sum, Tensor mean, Tensor rstd)"
-#define TC_NORM_BACKWARD                                                                        \
-  "(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, "    \
-  "int dims, float? eps, bool centered, bool needs_weight, ScalarType? bias_dtype) -> (Tensor " \
-  "grad_x, Tensor grad_weight, Tensor grad_bias)"
-#define TC_SOFTMAX "(Tensor input, bool log, ScalarType dtype) -> Tensor"
-#define TC_SOFTMAX_BACKWARD "(Tensor grad_out, Tensor output, bool log, ScalarType dtype) -> Tensor"
-#define TC_CROSS_ENTROPY                                                                 \
-  "(Tensor input, Tensor target, Tensor? weight, str reduction, int ignore_index, "      \
-  "float label_smoothing, ScalarType dtype) -> (Tensor loss, Tensor total, Tensor max, " \
-  "Tensor log_sum)"
-#define TC_CROSS_ENTROPY_BACKWARD                                                         \
-  "(Tensor grad, Tensor input, Tensor target, Tensor? weight, Tensor total, Tensor max, " \
-  "Tensor log_sum, str reduction, int ignore_index, float label_smoothing) -> Tensor"
   m.def(
       "linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor target, *, "
       "Tensor? linear_bias=None, Tensor? weight=None, str reduction='mean', "
       "int ignore_index=-100, float label_smoothing=0.0, ScalarType? dtype=None, "
       "bool recompute=False) -> Tensor");
-#define TC_LINEAR_CROSS_ENTROPY                                                               \
-  "(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, " \
-  "str reduction, int ignore_index, float label_smoothing, ScalarType dtype, "                \
-  "bool needs_input, bool needs_weight, bool needs_bias) -> (Tensor loss, Tensor total, "     \
-  "Tensor max, Tensor log_sum, Tensor grad_input, Tensor grad_weight, Tensor grad_bias)"
-#define TC_LINEAR_CROSS_ENTROPY_BACKWARD                                                        \
-  "(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, "      \
-  "Tensor? weight, Tensor total, Tensor max, Tensor log_sum, str reduction, int ignore_index, " \
-  "float label_smoothing, bool needs_input, bool needs_weight, bool needs_bias) -> (Tensor "    \
-  "grad_input, Tensor grad_weight, Tensor grad_bias)"
-  m.def("_linear_cross_entropy" TC_LINEAR_CROSS_ENTROPY);
-  m.def("_linear_cross_entropy_autograd" TC_LINEAR_CROSS_ENTROPY);
-  m.def("_linear_cross_entropy_backward" TC_LINEAR_CROSS_ENTROPY_BACKWARD);
-  m.def("_linear_cross_entropy_backward_autograd" TC_LINEAR_CROSS_ENTROPY_BACKWARD);
-  m.def("_cross_entropy" TC_CROSS_ENTROPY);
-  m.def("_cross_entropy_autograd" TC_CROSS_ENTROPY);
-  m.def("_cross_entropy_backward" TC_CROSS_ENTROPY_BACKWARD);
-  m.def("_cross_entropy_backward_autograd" TC_CROSS_ENTROPY_BACKWARD);
-  m.def("_norm" TC_NORM);
-  m.def("_norm_autograd" TC_NORM);
-  m.def("_norm_backward" TC_NORM_BACKWARD);
-  m.def("_norm_backward_autograd" TC_NORM_BACKWARD);
+  define_raw(
+      m, "linear_cross_entropy",
+      "(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, "
+      "str reduction, int ignore_index, float label_smoothing, ScalarType dtype, "
+      "bool needs_input, bool needs_weight, bool needs_bias) -> (Tensor loss, Tensor total, "
+      "Tensor max, Tensor log_sum, Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
+  define_raw(
+      m, "linear_cross_entropy_backward",
+      "(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, "
+      "Tensor? weight, Tensor total, Tensor max, Tensor log_sum, str reduction, int ignore_index, "
+      "float label_smoothing, bool needs_input, bool needs_weight, bool needs_bias) -> (Tensor "
+      "grad_input, Tensor grad_weight, Tensor grad_bias)");
+  define_raw(m, "cross_entropy",
+             "(Tensor input, Tensor target, Tensor? weight, str reduction, int ignore_index, "
+             "float label_smoothing, ScalarType dtype) -> (Tensor loss, Tensor total, Tensor max, "
+             "Tensor log_sum)");
+  define_raw(m, "cross_entropy_backward",
+             "(Tensor grad, Tensor input, Tensor target, Tensor? weight, Tensor total, Tensor max, "
+             "Tensor log_sum, str reduction, int ignore_index, float label_smoothing) -> Tensor");
+  define_raw(
+      m, "norm",
+      "(Tensor input, Tensor? residual, int[] normalized_shape, Tensor? weight, Tensor? bias, "
+      "float? eps, bool centered) -> (Tensor out, Tensor sum, Tensor mean, Tensor rstd)");
+  define_raw(
+      m, "norm_backward",
+      "(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, "
+      "int dims, float? eps, bool centered, bool needs_weight, ScalarType? bias_dtype) -> (Tensor "
+      "grad_x, Tensor grad_weight, Tensor grad_bias)");
   m.def("_row_sums(Tensor input, int kind, float divisor, ScalarType dtype) -> Tensor");
   m.def("_scale_into(Tensor(a!) out, Tensor factor) -> ()");
-  m.def("_softmax" TC_SOFTMAX);
-  m.def("_softmax_autograd" TC_SOFTMAX);
-  m.def("_softmax_backward" TC_SOFTMAX_BACKWARD);
-  m.def("_softmax_backward_autograd" TC_SOFTMAX_BACKWARD);
+  define_raw(m, "softmax", "(Tensor input, bool log, ScalarType dtype) -> Tensor");
+  define_raw(m, "softmax_backward",
+             "(Tensor grad_out, Tensor output, bool log, ScalarType dtype) -> Tensor");
 }
 
-void implement_rows_ops(torch::stable::detail::StableLibrary& m) {
+void implement_rows_ops(OpLibrary& m) {
   m.impl("rms_norm", &rms_norm_composite);
   m.impl("add_rms_norm", &add_rms_norm_composite);
   m.impl("layer_norm", &layer_norm_composite);

@@ -38,9 +38,7 @@ void check_described_moe(const nlohmann::json& call);
 Tensor moe_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                const Tensor& w13, const Tensor& w2, const std::string& activation, bool interleaved,
                const std::string& recipe);
-Tensor moe_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
-                const Tensor& w13, const Tensor& w2, const std::string& activation,
-                bool interleaved, const std::string& recipe);
+decltype(moe_cpu) moe_cuda;
 
 // Whether a recipe is "block": the products, forward and backward, are of 8-bit floats, with scales
 // of 1x128 of rows and of 128x128 of each expert's weights, which are quantised in the call
@@ -57,9 +55,7 @@ void check_described_moe_float8(const nlohmann::json& tensors);
 Tensor moe_float8_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                       const Tensor& w13, const Tensor& w13_scale, const Tensor& w2,
                       const Tensor& w2_scale);
-Tensor moe_float8_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
-                       const Tensor& w13, const Tensor& w13_scale, const Tensor& w2,
-                       const Tensor& w2_scale);
+decltype(moe_float8_cpu) moe_float8_cuda;
 
 // ---- with derivatives ---------------------------------------------------------------------------
 
@@ -103,11 +99,7 @@ MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor&
                               const Tensor& order, const std::string& activation, bool interleaved,
                               bool of_x, bool of_w13, bool of_w2, const std::string& recipe,
                               const MoeCopies& copies);
-MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
-                               const Tensor& w13, const Tensor& w2, const Tensor& before,
-                               const Tensor& order, const std::string& activation, bool interleaved,
-                               bool of_x, bool of_w13, bool of_w2, const std::string& recipe,
-                               const MoeCopies& copies);
+decltype(moe_backward_cpu) moe_backward_cuda;
 
 // Whether matrices are contiguous along dim 1, and not along dim 2.
 bool is_stored_transposed(const TensorView& weight);
@@ -117,15 +109,13 @@ bool is_stored_transposed(const TensorView& weight);
 // out[i] = x[tokens[i]]. `order` and `places` (as below) are for the derivative.
 Tensor expert_rows_cpu(const Tensor& x, const Tensor& tokens, const Tensor& order,
                        const Tensor& places);
-Tensor expert_rows_cuda(const Tensor& x, const Tensor& tokens, const Tensor& order,
-                        const Tensor& places);
+decltype(expert_rows_cpu) expert_rows_cuda;
 
 // out[t] = sum over j of weights[t, j] * rows[places[t, j]], without weights of the rows. A place
 // of -1 adds nothing, whatever its weight. `places` is int32.
 Tensor expert_sum_cpu(const Tensor& rows, const Tensor& tokens, const Tensor& order,
                       const Tensor& places, const std::optional<Tensor>& weights);
-Tensor expert_sum_cuda(const Tensor& rows, const Tensor& tokens, const Tensor& order,
-                       const Tensor& places, const std::optional<Tensor>& weights);
+decltype(expert_sum_cpu) expert_sum_cuda;
 
 // ---- the parts of moe_cuda ----------------------------------------------------------------------
 

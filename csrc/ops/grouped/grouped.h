@@ -33,19 +33,15 @@ void grouped_matmul_composite(StableIValue* stack, uint64_t, uint64_t);
 // With the last two dims exchanged.
 Tensor matrices_transposed(const Tensor& tensor);
 
-struct GroupedOptions {
-  std::optional<Tensor> bias, scale, rows, out_rows;
+template <class T>
+struct GroupedOptionsOf {
+  std::optional<T> bias, scale, rows, out_rows;
   std::string activation = "none";
 
   bool any() const { return bias || scale || rows || out_rows || activation != "none"; }
 };
-
-struct GroupedOptionViews {
-  std::optional<TensorView> bias, scale, rows, out_rows;
-  std::string activation = "none";
-
-  bool any() const { return bias || scale || rows || out_rows || activation != "none"; }
-};
+using GroupedOptions = GroupedOptionsOf<Tensor>;
+using GroupedOptionViews = GroupedOptionsOf<TensorView>;
 
 inline GroupedOptionViews views_of(const GroupedOptions& x) {
   return {view_of(x.bias), view_of(x.scale), view_of(x.rows), view_of(x.out_rows), x.activation};
@@ -80,10 +76,7 @@ Tensor grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor
                           bool zero_rest, const std::optional<Tensor>& bias,
                           const std::optional<Tensor>& scale, const std::optional<Tensor>& rows,
                           const std::optional<Tensor>& out_rows, const std::string& activation);
-Tensor grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& offs,
-                           bool zero_rest, const std::optional<Tensor>& bias,
-                           const std::optional<Tensor>& scale, const std::optional<Tensor>& rows,
-                           const std::optional<Tensor>& out_rows, const std::string& activation);
+decltype(grouped_matmul_cpu) grouped_matmul_cuda;
 
 // Rows or contraction, by the rank of mat_b. Rows past the last end are not written, or with
 // `zero_rest` zero.

@@ -28,8 +28,7 @@ std::vector<Tensor> linears_one_by_one(const Tensor& input, const std::vector<Te
 // activation(input @ gate.t()) * (input @ up.t())
 Tensor linear_glu_cpu(const Tensor& input, const Tensor& gate, const Tensor& up,
                       const std::string& activation);
-Tensor linear_glu_cuda(const Tensor& input, const Tensor& gate, const Tensor& up,
-                       const std::string& activation);
+decltype(linear_glu_cpu) linear_glu_cuda;
 // The same, written to `out`: contiguous, of the result's shape and dtype, its own memory.
 void linear_glu_out_cuda(const Tensor& input, const Tensor& gate, const Tensor& up,
                          const std::string& activation, const Tensor& out);
@@ -62,7 +61,6 @@ std::tuple<Tensor, Tensor> linear_activation_aux_cuda(const Tensor& input, const
 // activation, given `grad` and `weight` of the next layer.
 Tensor linear_activation_backward_cpu(const Tensor& grad, const Tensor& weight, const Tensor& aux,
                                       const std::string& activation);
-Tensor linear_activation_backward_cuda(const Tensor& grad, const Tensor& weight, const Tensor& aux,
-                                       const std::string& activation);
+decltype(linear_activation_backward_cpu) linear_activation_backward_cuda;
 
 }  // namespace torch_cubin

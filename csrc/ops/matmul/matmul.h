@@ -36,18 +36,15 @@ std::tuple<Tensor, Tensor> weight_and_bias_gradient_cpu(const Tensor& grad, cons
 
 Tensor matmul_cuda(const Tensor& self, const Tensor& other);
 Tensor linear_cuda(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias);
-Tensor linear_activation_cuda(const Tensor& input, const Tensor& weight,
-                              const std::optional<Tensor>& bias, const std::string& activation);
+decltype(linear_activation_cpu) linear_activation_cuda;
 // linear_activation_cuda() and linear_cuda(), with their bits: of one product if that takes less
 // time than two.
 std::tuple<Tensor, Tensor> linear_both_cuda(const Tensor& input, const Tensor& weight,
                                             const std::optional<Tensor>& bias,
                                             const std::string& activation);
-Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
-                  double alpha);
+decltype(addmm_cpu) addmm_cuda;
 // `out_dtype` is float32 or the operands' dtype, and so is the input's.
-Tensor addmm_dtype_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2,
-                        ScalarType out_dtype, double beta, double alpha);
+decltype(addmm_dtype_cpu) addmm_dtype_cuda;
 // out = beta * out + alpha * (mat1 @ mat2), in out's memory, which is float32 or the operands'
 // dtype.
 void addmm_into_cuda(const Tensor& out, const Tensor& mat1, const Tensor& mat2, double beta,

@@ -18,12 +18,10 @@ namespace torch_cubin {
 
 Tensor syrk_cpu(const Tensor& x, const std::optional<Tensor>& c, double beta, double alpha,
                 const std::optional<ScalarType>& out_dtype);
-Tensor syrk_cuda(const Tensor& x, const std::optional<Tensor>& c, double beta, double alpha,
-                 const std::optional<ScalarType>& out_dtype);
+decltype(syrk_cpu) syrk_cuda;
 
 Tensor symm_square_cpu(const Tensor& a, const std::optional<Tensor>& c, double beta, double alpha,
                        const std::optional<ScalarType>& out_dtype);
-Tensor symm_square_cuda(const Tensor& a, const std::optional<Tensor>& c, double beta, double alpha,
-                        const std::optional<ScalarType>& out_dtype);
+decltype(symm_square_cpu) symm_square_cuda;
 
 }  // namespace torch_cubin

@@ -56,8 +56,7 @@ void check_described_quantize(const nlohmann::json& call);
 
 Quantized quantize_cpu(const Tensor& x, int64_t recipe, bool transpose, bool power_of_two,
                        const std::string& gate, std::optional<ScalarType> dtype);
-Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool power_of_two,
-                        const std::string& gate, std::optional<ScalarType> dtype);
+decltype(quantize_cpu) quantize_cuda;
 
 // ---- experts' rows, to e4m3 with scales of 1x128 ------------------------------------------------
 //
@@ -71,8 +70,7 @@ Quantized quantize_rows_cuda(const Tensor& x, const std::optional<Tensor>& numbe
 // have no part in it; nor has what follows the last group, which is not written.
 Quantized quantize_groups_cpu(const Tensor& x, const std::optional<Tensor>& numbers,
                               const GroupBlocks& blocks);
-Quantized quantize_groups_cuda(const Tensor& x, const std::optional<Tensor>& numbers,
-                               const GroupBlocks& blocks);
+decltype(quantize_groups_cpu) quantize_groups_cuda;
 
 // Both, for which x is read once. Rows of no group are not written.
 struct QuantizedBoth {

@@ -33,9 +33,7 @@ using Normed = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 Normed norm_cpu(const Tensor& input, const OptionalTensor& residual,
                 const std::vector<int64_t>& normalized_shape, const OptionalTensor& weight,
                 const OptionalTensor& bias, std::optional<double> eps, bool centered);
-Normed norm_cuda(const Tensor& input, const OptionalTensor& residual,
-                 const std::vector<int64_t>& normalized_shape, const OptionalTensor& weight,
-                 const OptionalTensor& bias, std::optional<double> eps, bool centered);
+decltype(norm_cpu) norm_cuda;
 
 // The gradients of what was normalized, x, to which grad_sum is added, and of weight and bias, each
 // empty unless asked for. eps is for the derivative of this op.
@@ -45,11 +43,7 @@ NormGradients norm_backward_cpu(const Tensor& grad_out, const OptionalTensor& gr
                                 const OptionalTensor& weight, int64_t dims,
                                 std::optional<double> eps, bool centered, bool needs_weight,
                                 std::optional<ScalarType> bias_dtype);
-NormGradients norm_backward_cuda(const Tensor& grad_out, const OptionalTensor& grad_sum,
-                                 const Tensor& x, const Tensor& mean, const Tensor& rstd,
-                                 const OptionalTensor& weight, int64_t dims,
-                                 std::optional<double> eps, bool centered, bool needs_weight,
-                                 std::optional<ScalarType> bias_dtype);
+decltype(norm_backward_cpu) norm_backward_cuda;
 
 // Both on CUDA, with only those results allocated that a call has or asks for: no tensor in place
 // of the others. `mean` is null unless the rows were centered.
@@ -81,8 +75,7 @@ Tensor softmax_cuda(const Tensor& input, bool log, ScalarType dtype);
 // The gradient of the input, which had the dtype `dtype`; `output` is softmax's.
 Tensor softmax_backward_cpu(const Tensor& grad_out, const Tensor& output, bool log,
                             ScalarType dtype);
-Tensor softmax_backward_cuda(const Tensor& grad_out, const Tensor& output, bool log,
-                             ScalarType dtype);
+decltype(softmax_backward_cpu) softmax_backward_cuda;
 
 // Sums over the last dim, by kind (kernels/rows/sum_params.h), in `dtype`: for the reductions that
 // install(batch_invariant=True) serves.
@@ -118,19 +111,13 @@ using Losses = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, const OptionalTensor& weight,
                          const std::string& reduction, int64_t ignore_index, double label_smoothing,
                          ScalarType dtype);
-Losses cross_entropy_cuda(const Tensor& input, const Tensor& target, const OptionalTensor& weight,
-                          const std::string& reduction, int64_t ignore_index,
-                          double label_smoothing, ScalarType dtype);
+decltype(cross_entropy_cpu) cross_entropy_cuda;
 Tensor cross_entropy_backward_cpu(const Tensor& grad, const Tensor& input, const Tensor& target,
                                   const OptionalTensor& weight, const Tensor& total,
                                   const Tensor& max, const Tensor& log_sum,
                                   const std::string& reduction, int64_t ignore_index,
                                   double label_smoothing);
-Tensor cross_entropy_backward_cuda(const Tensor& grad, const Tensor& input, const Tensor& target,
-                                   const OptionalTensor& weight, const Tensor& total,
-                                   const Tensor& max, const Tensor& log_sum,
-                                   const std::string& reduction, int64_t ignore_index,
-                                   double label_smoothing);
+decltype(cross_entropy_backward_cpu) cross_entropy_backward_cuda;
 
 // The gradient written to `out`, of the input's shape, dense; it may be the input itself. The input
 // has some of the classes, `weight` all.
@@ -151,9 +138,7 @@ struct ReducedLosses {
 ReducedLosses reduce_losses_cpu(const OptionalTensor& losses, const Tensor& target,
                                 const OptionalTensor& weight, const LossOptions& options,
                                 ScalarType statistics, ScalarType dtype);
-ReducedLosses reduce_losses_cuda(const OptionalTensor& losses, const Tensor& target,
-                                 const OptionalTensor& weight, const LossOptions& options,
-                                 ScalarType statistics, ScalarType dtype);
+decltype(reduce_losses_cpu) reduce_losses_cuda;
 
 // Cross entropy of linear(input, linear_weight, linear_bias), by linear_loss.cpp: the results of
 // cross_entropy, and the gradients of input, linear_weight and linear_bias for a gradient of one,

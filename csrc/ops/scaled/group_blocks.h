@@ -27,7 +27,6 @@ GroupBlocks find_group_blocks_cuda(const Tensor& ends, int64_t rows);
 // k) that quantize_groups() of ops/quantize/quantize.h made.
 Tensor group_blocks_product_cpu(const Quantized& a, const Quantized& b, const GroupBlocks& blocks,
                                 ScalarType dtype);
-Tensor group_blocks_product_cuda(const Quantized& a, const Quantized& b, const GroupBlocks& blocks,
-                                 ScalarType dtype);
+decltype(group_blocks_product_cpu) group_blocks_product_cuda;
 
 }  // namespace torch_cubin

@@ -60,10 +60,7 @@ Tensor scaled_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor&
                          int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
                          const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
                          bool use_fast_accum);
-Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
-                          int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
-                          const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
-                          bool use_fast_accum);
+decltype(scaled_matmul_cpu) scaled_matmul_cuda;
 
 // cubin::_scaled_grouped_matmul: the rows of each group by the group's own matrix,
 //
@@ -106,24 +103,14 @@ Tensor scaled_grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const
                                  const std::optional<Tensor>& rows,
                                  const std::optional<Tensor>& out_rows,
                                  const std::string& activation);
-Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
-                                  int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
-                                  const Tensor& offs, std::optional<ScalarType> out_dtype,
-                                  bool use_fast_accum, const std::optional<Tensor>& bias,
-                                  const std::optional<Tensor>& scale,
-                                  const std::optional<Tensor>& rows,
-                                  const std::optional<Tensor>& out_rows,
-                                  const std::string& activation);
+decltype(scaled_grouped_matmul_cpu) scaled_grouped_matmul_cuda;
 
 // Without options.
 Tensor scaled_grouped_product_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
                                   int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
                                   const Tensor& offs, std::optional<ScalarType> out_dtype,
                                   bool use_fast_accum);
-Tensor scaled_grouped_product_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
-                                   int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
-                                   const Tensor& offs, std::optional<ScalarType> out_dtype,
-                                   bool use_fast_accum);
+decltype(scaled_grouped_product_cpu) scaled_grouped_product_cuda;
 
 // cubin::_scaled_gated_matmul: silu(gate) * up, quantised with scales of 1x128, for the gates,
 // which are the first half of mat_b's columns, and the ups:
@@ -156,11 +143,6 @@ Quantized scaled_gated_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, cons
                                   std::optional<ScalarType> dtype,
                                   const std::optional<Tensor>& mat_up,
                                   const std::optional<Tensor>& scale_up, bool power_of_two);
-Quantized scaled_gated_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
-                                   const Tensor& scale_b, const std::string& gate,
-                                   const std::optional<Tensor>& offs,
-                                   std::optional<ScalarType> dtype,
-                                   const std::optional<Tensor>& mat_up,
-                                   const std::optional<Tensor>& scale_up, bool power_of_two);
+decltype(scaled_gated_matmul_cpu) scaled_gated_matmul_cuda;
 
 }  // namespace torch_cubin
