@@ -14,11 +14,9 @@ the forward, as CUDA graphs, because the host takes longer than the GPU.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import common
 import torch
@@ -100,11 +98,9 @@ def short_padding(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
+    parser = common.parser(__doc__)
     options = parser.parse_args()
-    common.require_gpu()
-    common.print_machine("masks that are added, us")
+    common.begin("masks that are added, us")
     rows = []
     for head_dim in (64, 128, 256):
         heads = COLUMNS // head_dim

@@ -550,21 +550,18 @@ def run(options: argparse.Namespace, sections: list[str]) -> tuple[list[Row], li
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, markdown=True)
     parser.add_argument("--quick", action="store_true", help="two lengths instead of six")
     parser.add_argument("--only", metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--head-dim", type=int, help="this one alone")
     parser.add_argument("--budget", type=float, help="milliseconds a line (300; --quick: 150)")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a floor is broken")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
     options.budget = options.budget or (150 if options.quick else 300)
     sections = options.only.split(",") if options.only else list(SECTIONS)
     if not set(sections) <= set(SECTIONS):
         parser.error(f"--only takes {', '.join(SECTIONS)}")
-    common.require_gpu()
-    common.print_machine("torch.ops.cubin.scaled_dot_product_attention beside PyTorch's kernels")
+    common.begin("torch.ops.cubin.scaled_dot_product_attention beside PyTorch's kernels")
     torch.manual_seed(0)
     with torch.no_grad():
         warm_up()

@@ -11,7 +11,6 @@ alternate (common.py); a ratio above 1 means that torch_cubin is faster.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import itertools
 from collections.abc import Callable
@@ -130,13 +129,10 @@ def measured(cudnn: Any, head_dim: int, length: int, causal: bool, budget_ms: fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, markdown=True)
     parser.add_argument("--budget", type=float, default=40, help="milliseconds a line (40)")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
-    common.require_gpu()
-    common.print_machine("torch.ops.cubin.flash_attention of float8_e4m3fn beside cuDNN's")
+    common.begin("torch.ops.cubin.flash_attention of float8_e4m3fn beside cuDNN's")
     torch.manual_seed(0)
     cudnn = load_cudnn()
     print(f"cuDNN {cudnn.backend_version()}")

@@ -20,7 +20,6 @@ a copy's bandwidth, or of our contiguous cache, or ratios to the faster of cuDNN
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -177,19 +176,16 @@ def print_line(x: Timed) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, markdown=True)
     parser.add_argument("--only", metavar="PART,...", help=f"of {', '.join(MEASURED)}")
     parser.add_argument("--fa3", metavar="LIBRARY", help="runs FlashAttention-3 of this library")
     parser.add_argument("--budget", type=float, default=60, help="milliseconds a line (60)")
     parser.add_argument("--lines", action="store_true", help="print each line when it is measured")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--markdown", action="store_true")
     chosen = parser.parse_args()
     parts = chosen.only.split(",") if chosen.only else list(MEASURED)
     if not set(parts) <= set(MEASURED):
         parser.error(f"--only takes {', '.join(MEASURED)}")
-    common.require_gpu()
-    common.print_machine("torch.ops.cubin's attention beside the project's goals")
+    common.begin("torch.ops.cubin's attention beside the project's goals")
     torch.manual_seed(0)
     measures: dict[str, Callable[[], Iterator[Timed]]] = {
         "forward": lambda: dense(False, chosen.budget, chosen.fa3),

@@ -12,7 +12,6 @@ medians of five rounds are printed.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -189,12 +188,10 @@ def without_hopper() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, markdown=True)
     parser.add_argument("--only", metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--direction", choices=("forward", "backward"), help="both if not given")
     parser.add_argument("--portable", action="store_true", help="without the kernels for Hopper")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
     sections = options.only.split(",") if options.only else list(SECTIONS)
     if not set(sections) <= set(SECTIONS):

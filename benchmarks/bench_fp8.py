@@ -15,7 +15,6 @@ in FOLDER.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import json
@@ -239,8 +238,7 @@ def measure_compiled(rows: list[int], n: int, k: int) -> Iterator[dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json")
+    parser = common.parser(__doc__)
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--only", default="", help="fast, exact or block")
     parser.add_argument("--no-quantize", action="store_true")
@@ -250,8 +248,7 @@ def main() -> None:
     only.add_argument("--compiled", action="store_true")
     parser.add_argument("--append", action="store_true", help="to the cases of the JSON file")
     arguments = parser.parse_args()
-    common.require_gpu()
-    common.print_machine("Products of float8_e4m3fn, microseconds a call")
+    common.begin("Products of float8_e4m3fn, microseconds a call")
     kept = json.loads(Path(arguments.json).read_text())["results"] if arguments.append else []
     results: list[dict[str, Any]] = []
 

@@ -9,7 +9,6 @@ contenders alternate. "torch" is eager PyTorch, "composed" our own ops one after
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -141,12 +140,10 @@ def addmm_cases() -> Iterator[Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json")
+    parser = common.parser(__doc__)
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
-    common.require_gpu()
-    common.print_machine("Fused products, bfloat16, microseconds a call")
+    common.begin("Fused products, bfloat16, microseconds a call")
     results = []
     for cases in (glu_cases, linears_cases, aux_cases, backward_cases, addmm_cases):
         for name, flops, sets, calls in cases():

@@ -16,7 +16,6 @@ inside it. Products that both plan alike are not measured: they count as 1.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import random
@@ -237,12 +236,10 @@ def write(path: str | None, lines: list[Line], switch: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, markdown=True)
     parser.add_argument("--only", metavar="GROUP,...", help=f"of {', '.join(GOALS)}")
     parser.add_argument("--budget", type=float, default=50, help="milliseconds a short line (50)")
     parser.add_argument("--lines", action="store_true", help="print every line")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--batch-invariant", action="store_true", help="what that mode costs")
     options = parser.parse_args()
     common.require_gpu()

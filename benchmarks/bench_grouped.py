@@ -211,8 +211,7 @@ def show(result: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json")
+    parser = common.parser(__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--deep-gemm", type=deep_gemm.Peer, metavar="FOLDER")
     parser.add_argument("--moe", action="store_true")

@@ -16,7 +16,6 @@ groups are rounded up to multiples of 16: for others an assertion of torch's ker
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -179,15 +178,13 @@ def measure_layer(sizes: tuple[Any, ...], tokens: int) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json")
+    parser = common.parser(__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--deep-gemm", type=deep_gemm.Peer, metavar="FOLDER")
     parser.add_argument("--layers", action="store_true")
     parser.add_argument("--weights", action="store_true", help="groups that divide K")
     arguments = parser.parse_args()
-    common.require_gpu()
-    common.print_machine("Groups of 8-bit floats, microseconds a call")
+    common.begin("Groups of 8-bit floats, microseconds a call")
     results: list[Any] = []
     ratios: dict[str, list[float]] = {}
 

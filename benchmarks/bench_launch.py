@@ -14,7 +14,6 @@ checked first.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib
 import shutil
@@ -250,13 +249,10 @@ CONTENDERS: dict[str, Callable[[Data], Block]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, markdown=True)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
-    common.require_gpu()
-    common.print_machine("Host cost of one kernel launch: three tensors and an int")
+    common.begin("Host cost of one kernel launch: three tensors and an int")
     data = Data()
     blocks, missing = {}, {}
     for name, prepare in CONTENDERS.items():

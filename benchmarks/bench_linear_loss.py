@@ -8,7 +8,6 @@ products without TF32.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import gc
 from collections.abc import Callable
@@ -97,11 +96,9 @@ def compare(rows: int, features: int, classes: int) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json")
+    parser = common.parser(__doc__)
     arguments = parser.parse_args()
-    common.require_gpu()
-    common.print_machine("Cross entropy of a linear layer, bfloat16, forward and backward")
+    common.begin("Cross entropy of a linear layer, bfloat16, forward and backward")
     found = []
     for shape in SHAPES:
         found += compare(*shape)

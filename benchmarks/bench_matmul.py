@@ -232,7 +232,7 @@ def print_summary(rows: list[Row], names: tuple[str, str], promises: bool) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, markdown=True)
     parser.add_argument("--quick", action="store_true", help="a dozen shapes instead of all")
     parser.add_argument("--shapes", help="MxNxK,MxNxK,... instead of the list")
     parser.add_argument(
@@ -249,8 +249,6 @@ def main() -> None:
         help="rest before each block of 3 ms, so that power does not limit the clocks",
     )
     parser.add_argument("--kernels", action="store_true", help="name the kernels that ran")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
     common.require_gpu()
     names = ("torch", "cubin")

@@ -216,7 +216,7 @@ def print_summary(lines: Sequence[Any], markdown: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, markdown=True)
     parser.add_argument("--products", action="store_true")
     parser.add_argument("--blocks", action="store_true")
     parser.add_argument("--models", action="store_true", help="whole models, by transformers")
@@ -259,8 +259,6 @@ def main() -> None:
     directions = ";".join(model_products.DIRECTIONS)
     parser.add_argument("--directions", default=directions, help=f"some of '{directions}'")
     parser.add_argument("--lines", action="store_true", help="print every line")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

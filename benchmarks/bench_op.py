@@ -12,7 +12,6 @@ interleaved in every round, as in bench_overhead.py; each result is checked firs
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import statistics
 import subprocess
@@ -116,13 +115,10 @@ def contenders(data: bench_launch.Data) -> dict[str, Callable[[], float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, markdown=True)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
-    common.require_gpu()
-    common.print_machine("Host cost of an op of one kernel: two tensors in, one out")
+    common.begin("Host cost of an op of one kernel: two tensors in, one out")
     times = measure(contenders(bench_launch.Data()), options.rounds)
     median = {name: statistics.median(values) for name, values in times.items()}
 

@@ -13,7 +13,6 @@ process, on the same stream.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import random
@@ -237,10 +236,8 @@ def measure_imports(write: Callable[[dict[str, list[float]]], None]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, markdown=True)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--import-only", action="store_true", help="the time of the import alone")
     options = parser.parse_args()
     if options.import_only:

@@ -9,7 +9,6 @@ time of PyTorch's kernels over that under `install(policy="all")`, in CUDA graph
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -113,13 +112,10 @@ def rows_of(case: Case, budget_ms: float) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, markdown=True)
     parser.add_argument("--budget", type=float, default=4, help="milliseconds of a block (4)")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--markdown", action="store_true")
     chosen = parser.parse_args()
-    common.require_gpu()
-    common.print_machine("aten's attention of packed sequences with install()")
+    common.begin("aten's attention of packed sequences with install()")
     torch.manual_seed(0)
     with torch.no_grad():
         rows = [row for case in CASES for row in rows_of(case, chosen.budget)]

@@ -12,7 +12,6 @@ cache (8.5 us in place of 9.6).
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -142,16 +141,14 @@ def sizes_of(text: str | None) -> list[tuple[int, int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json")
+    parser = common.parser(__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--sizes", metavar="ROWSxCOLUMNS,...", help="these in place of the usual")
     arguments = parser.parse_args()
-    common.require_gpu()
-    common.print_machine(f"Ops over rows, {arguments.dtype}, microseconds a call")
+    common.begin(f"Ops over rows, {arguments.dtype}, microseconds a call")
     dtype = getattr(torch, arguments.dtype)
     end = time.monotonic() + arguments.seconds
     found: list[dict[str, Any]] = []

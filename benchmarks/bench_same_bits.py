@@ -10,7 +10,6 @@ install(batch_invariant=True) ("same bits"), whose time the others' are divided 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -98,12 +97,10 @@ def attention(batch: int, rows: int, keys: int) -> dict[str, Callable[[], object
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json")
+    parser = common.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=1e9)
     arguments = parser.parse_args()
-    common.require_gpu()
-    common.print_machine("The cost of batch invariance, microseconds of a call")
+    common.begin("The cost of batch invariance, microseconds of a call")
     end = time.monotonic() + arguments.seconds
     model = same_bits.make(large=True)
     training_step = "{} x {}".format(*TRAINING)

@@ -11,7 +11,6 @@ first and last, repeats the product for as long by itself, and is timed after th
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 from collections.abc import Iterator
@@ -100,14 +99,11 @@ def measured(product: Product, operands: Operands, most: int) -> Iterator[Line]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, markdown=True)
     parser.add_argument("--shapes", default=SHAPES, metavar="MxNxK:LAYOUT,...")
     parser.add_argument("--configs", type=int, default=7, help="most of a product (7)")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
-    common.require_gpu()
-    common.print_machine("products at the power limit and in short rounds (GPU time, graphs)")
+    common.begin("products at the power limit and in short rounds (GPU time, graphs)")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     operands = Operands(torch.device("cuda", torch.cuda.current_device()))
     lines: list[Line] = []

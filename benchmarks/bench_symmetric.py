@@ -25,7 +25,6 @@ the --json file, which is read first.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import math
@@ -369,8 +368,7 @@ def earlier_results(path: str | None) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json")
+    parser = common.parser(__doc__)
     parser.add_argument("--only", nargs="+", default=[""])
     parser.add_argument("--random", type=int, default=RANDOM, metavar="COUNT")
     parser.add_argument("--seed", type=int, default=SEED)

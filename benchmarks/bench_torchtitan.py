@@ -15,7 +15,6 @@ so at least two GPUs must be left for it. The run fails if no call was served.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -131,15 +130,13 @@ def train(folder: Path, gpus: int, install: str, seconds: float) -> Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--tensor-parallel", type=int, default=2, help="ranks of each group")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=120, help="at most, of each run")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-    common.require_gpu()
-    common.print_machine(
+    common.begin(
         f"torchtitan's debug model on {options.gpus} GPUs, tensor parallel by "
         f"{options.tensor_parallel}, the rest FSDP2"
     )

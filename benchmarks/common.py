@@ -12,6 +12,7 @@ after a rest, at full clocks, like a product between lighter work.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import math
@@ -61,6 +62,23 @@ def print_machine(title: str) -> None:
     print(title)
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
     print(f"command: python {' '.join(sys.argv)}\n", flush=True)
+
+
+def parser(description: str | None, markdown: bool = False) -> argparse.ArgumentParser:
+    """One with --json, whose file write_json() writes, and where tables are printed --markdown."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--json", metavar="FILE", help="write all numbers")
+    if markdown:
+        made.add_argument("--markdown", action="store_true", help="print tables in Markdown")
+    return made
+
+
+def begin(title: str) -> None:
+    """Ends the process where there is no GPU, else prints what the numbers below are of."""
+    require_gpu()
+    print_machine(title)
 
 
 def require_gpu() -> None:
