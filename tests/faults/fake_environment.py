@@ -14,6 +14,7 @@ import pytest
 import torch
 from fake_driver.build import cuda_include
 from faults.forked import error_of, forked
+from in_threads import in_threads
 from preloaded import PreloadedPython
 
 import torch_cubin
@@ -232,11 +233,7 @@ def test_the_limit_of_shared_memory_is_only_raised(driver):
             shared = (first + 997 * i) % 200_000
             module["vec_add"](x, x, x, 64, grid=1, block=64, shared_memory=shared)
 
-    threads = [threading.Thread(target=work, args=(i * 31_000,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, [(i * 31_000,) for i in range(6)])
     assert len(driver.launches()) == 300
     assert driver.violations() == []
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from in_threads import in_threads
 from unit import elf_builder
 
 import torch_cubin
@@ -167,23 +168,14 @@ def test_the_fast_launch_path_refuses_what_the_checked_path_refuses(driver, vec_
 @pytest.mark.fault_case(28)
 def test_sixteen_threads_launch_at_once(driver, several):
     barrier = threading.Barrier(16)
-    problems = []
 
     def work(index: int) -> None:
-        try:
-            kernel = several["vec_add"]
-            barrier.wait()
-            for call in range(50):
-                add(kernel, 1000 * index + call, shared_memory=(index % 4) * 30000)
-        except Exception as error:  # reported below
-            problems.append(error)
+        kernel = several["vec_add"]
+        barrier.wait()
+        for call in range(50):
+            add(kernel, 1000 * index + call, shared_memory=(index % 4) * 30000)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert problems == []
+    in_threads(work, [(i,) for i in range(16)])
     assert driver.calls("cuLibraryLoadData") == 1
     seen = sorted(
         int.from_bytes(bytes.fromhex(launch["params"][3]), "little") for launch in driver.launches()
@@ -205,11 +197,7 @@ def test_a_loader_that_fails_in_one_thread_only(driver, several):
         except errors.Error as error:
             outcomes.append(error.tag)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, [()] * 8)
     assert sorted(outcomes) == ["driver"] + ["right"] * 7
 
 

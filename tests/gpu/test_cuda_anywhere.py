@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu import forced_products
+from gpu import forced_products, hopper
 from gpu.forced_products import among_nan
 
 import torch_cubin
 from torch_cubin._native import library
 from torch_cubin._tuning import measure
+
+pytestmark = hopper.for_kernels
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "tf32": torch.float32}
 # Rows of A, columns of B, K: tails of all dims, less than a tile, K of one part, of two, of many.
@@ -24,8 +26,6 @@ LAYOUTS = ("nt", "nn", "tn", "tt")
 
 @pytest.fixture(autouse=True)
 def tf32():
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("these kernels run on Hopper alone")
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     yield

@@ -5,14 +5,13 @@ All under torch's default settings: no kernel asks for torch.use_deterministic_a
 
 from __future__ import annotations
 
-import threading
-
 import numerics
 import pytest
 import torch
 from gpu import attention_cases as ac
 from gpu import attention_reference as ar
 from gpu import cases
+from in_threads import in_threads
 
 REPEATS = 1000
 SLEEP = 200_000_000  # cycles: about 0.1 s
@@ -204,26 +203,16 @@ def test_threads_with_streams_of_their_own() -> None:
         grads.append(ac.gradient(sets[-1][0], g))
         want.append(ar.cubin(*sets[-1], grads[-1]))
     torch.cuda.synchronize()
-    errors: list[BaseException] = []
 
     def work(index: int) -> None:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                results = [ar.cubin(*sets[index], grads[index]) for _ in range(20)]
-                torch.cuda.current_stream().synchronize()
-            for result in results:
-                for mine, theirs in zip(result, want[index], strict=True):
-                    numerics.check_bits(mine, theirs)
-        except BaseException as error:
-            errors.append(error)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results = [ar.cubin(*sets[index], grads[index]) for _ in range(20)]
+            torch.cuda.current_stream().synchronize()
+        for result in results:
+            for mine, theirs in zip(result, want[index], strict=True):
+                numerics.check_bits(mine, theirs)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    in_threads(work, [(i,) for i in range(8)])
 
 
 @pytest.mark.parametrize("name", ac.DTYPES)

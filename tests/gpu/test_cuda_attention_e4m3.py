@@ -7,15 +7,13 @@ import numerics
 import pytest
 import torch
 from gpu import attention_cases as ac
+from gpu import hopper
 from ops import e4m3_cases
 from ops.e4m3_cases import E4M3, expected, make, quantised
 
 import torch_cubin  # noqa: F401  (registers the ops)
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
-    reason="sm90 kernels run on Hopper alone",
-)
+pytestmark = hopper.for_kernels
 DEVICE = ac.DEVICE
 flash_attention = torch.ops.cubin.flash_attention
 forward = torch.ops.cubin.attention_forward_e4m3

@@ -4,15 +4,13 @@ import numerics
 import pytest
 import torch
 from gpu import attention_cases as ac
+from gpu import hopper
 from ops.e4m3_cases import formula
 from ops.test_attention_e4m3_backward import LIMITS, backward, forward, make, wide
 
 import torch_cubin
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
-    reason="sm90 kernels run on Hopper alone",
-)
+pytestmark = hopper.for_kernels
 DEVICE = ac.DEVICE
 LONG = {
     "full": {"rows": 1500, "keys": 1300, "heads": 4, "shared": 4},

@@ -10,16 +10,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from gpu import attention_cases as ac
+from gpu import hopper
 from gpu.repeats import count_different
 from gpu.test_cuda_attention_e4m3 import LONG as LONG_E4M3
 from gpu.test_cuda_kv_cache import LONG as LONG_CACHES
 from ops import e4m3_cases, kv_cache_cases
 from torch import Tensor
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
-    reason="sm90 kernels run on Hopper alone",
-)
+pytestmark = hopper.for_kernels
 
 HEAD_DIMS = (64, 128, 256)
 LENGTHS = [300, 1, 0, 700, 129, 64, 400]  # of packed sequences

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from gpu import attention_cases as ac
+from gpu import hopper
 from gpu.test_cuda_attention_repeats import CASES, check, make
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
-    reason="sm90 kernels run on Hopper alone",
-)
+pytestmark = hopper.for_kernels
 
 
 @pytest.mark.parametrize(("kind", "head_dim", "name"), CASES)

@@ -6,11 +6,9 @@ import math
 import pytest
 import torch
 from gpu import attention_cases as ac
+from gpu import hopper
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
-    reason="sm90 kernels run on Hopper alone",
-)
+pytestmark = hopper.for_kernels
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -9,14 +9,12 @@ import pytest
 import torch
 from gpu import attention_cases as ac
 from gpu import attention_reference as ar
+from gpu import hopper
 from gpu.profiled import kernels_that_run
 
 import torch_cubin
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
-    reason="sm90 kernels run on Hopper alone",
-)
+pytestmark = hopper.for_kernels
 
 KINDS = ("numbers", "some hidden", "causal", "documents", "tiles", "padding", "large", "hidden")
 # Rows, keys, dims of the mask that are 1, the step of its last dim and where it begins.

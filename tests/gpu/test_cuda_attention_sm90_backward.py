@@ -8,16 +8,13 @@ import pytest
 import torch
 from gpu import attention_cases as ac
 from gpu import attention_reference as ar
-from gpu import cases
+from gpu import cases, hopper
 from gpu.profiled import kernels_that_run
 
 import torch_cubin
 from torch_cubin._native import library
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
-    reason="sm90 kernels run on Hopper alone",
-)
+pytestmark = hopper.for_kernels
 
 # batch, heads, heads of key, rows, columns, options.
 CALLS = [

@@ -8,14 +8,12 @@ import pytest
 import torch
 from gpu import attention_cases as ac
 from gpu import attention_reference as ar
+from gpu import hopper
 from gpu.profiled import kernels_that_run
 
 from torch_cubin._native import library
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
-    reason="sm90 kernels run on Hopper alone",
-)
+pytestmark = hopper.for_kernels
 
 SHORT = {"float16": "f16", "bfloat16": "bf16"}
 RANDOM = [(name, seed) for name in ac.HALVES for seed in ("11", "12")]

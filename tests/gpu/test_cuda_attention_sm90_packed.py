@@ -10,15 +10,12 @@ import pytest
 import torch
 from gpu import attention_cases as ac
 from gpu import attention_reference as ar
-from gpu import cases
+from gpu import cases, hopper
 
 import torch_cubin
 from torch_cubin._native import library
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
-    reason="sm90 kernels run on Hopper alone",
-)
+pytestmark = hopper.for_kernels
 
 MIXED = [700, 1, 0, 64, 300, 1000, 129, 128, 2, 48, 97]
 OTHER = [900, 3, 5, 0, 300, 777, 1, 128, 500, 127, 96]

@@ -6,12 +6,9 @@ import pytest
 import torch
 from gpu import attention_cases as ac
 from gpu import attention_reference as ar
-from gpu import cases
+from gpu import cases, hopper
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
-    reason="sm90 kernels run on Hopper alone",
-)
+pytestmark = hopper.for_kernels
 
 
 def check(what: str, batch: int, heads: tuple, rows: int, keys: int, head_dim: int, **options):

@@ -6,19 +6,16 @@ no GPU is in tests/faults/fake_contract*.py.
 
 from __future__ import annotations
 
-import threading
-
 import contracts
 import pytest
 import torch
 from contracts import LAUNCH, changed, define, new_name
+from gpu import hopper
+from in_threads import in_threads
 
 import torch_cubin
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
-    reason="the committed cubin is for compute capability 9.0",
-)
+pytestmark = hopper.for_cubins
 
 
 def op_of(contract: dict):
@@ -254,24 +251,15 @@ def test_a_tensor_map() -> None:
 
 def test_many_threads() -> None:
     op = op_of(contracts.vec_add())
-    problems = []
 
     def work() -> None:
-        try:
-            x, y = small(10_000), small(10_000)
-            with torch.cuda.stream(torch.cuda.Stream()):
-                torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
-                for _ in range(100):
-                    assert torch.equal(op(x, y), x + y)
-        except Exception as error:  # reported below
-            problems.append(error)
+        x, y = small(10_000), small(10_000)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            for _ in range(100):
+                assert torch.equal(op(x, y), x + y)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert problems == []
+    in_threads(work, [()] * 8)
 
 
 @pytest.mark.gpu(2)

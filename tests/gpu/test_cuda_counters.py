@@ -5,22 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
 from collections.abc import Iterator
 
 import numerics
 import pytest
 import torch
-from gpu import cases
+from gpu import cases, hopper
+from in_threads import in_threads
 from torch import Tensor
 
 from torch_cubin._native import library
 from torch_cubin._tuning import measure
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
-    reason="sm90 kernels run on Hopper alone",
-)
+pytestmark = hopper.for_kernels
 SIZES = 1024, 1024, 4104
 CONFIGS = ("sm90 128x128 streamed evenly", "sm90 128x128 share_a streamed evenly")
 
@@ -89,12 +86,8 @@ def test_threads_that_share_a_stream_and_others(generator: torch.Generator) -> N
             for _ in range(100):
                 results[index].append(torch.ops.cubin.matmul(*pairs[index]))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     with streamed():  # watching is the process's
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, [(i,) for i in range(4)])
     assert [len(each) for each in results] == [100] * 4
     assert [wrong(*each) for each in zip(results, [[x] for x in expected], strict=True)] == [0] * 4
 

@@ -23,15 +23,13 @@ from declared import (
     small,
     vec_add,
 )
+from gpu import hopper
 
 import torch_cubin
 from torch_cubin import errors
 from torch_cubin import int32 as i32
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
-    reason="the committed cubins are for compute capability 9.0",
-)
+pytestmark = hopper.for_cubins
 
 
 @pytest.fixture(scope="module")

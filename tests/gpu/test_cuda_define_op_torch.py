@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import threading
 
 import pytest
 import torch
@@ -19,6 +18,8 @@ from declared import (
     small,
     vec_add,
 )
+from gpu import hopper
+from in_threads import in_threads
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, jacrev, jvp, vmap
@@ -26,10 +27,7 @@ from torch.func import grad, jacrev, jvp, vmap
 import torch_cubin
 from torch_cubin import int32 as i32
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
-    reason="the committed cubins are for compute capability 9.0",
-)
+pytestmark = hopper.for_cubins
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +96,6 @@ def test_every_slot_runs_its_own_op(child) -> None:
 
 def test_threads(declarative) -> None:
     op = vec_add()
-    failures = []
 
     def work(seed: int) -> None:
         stream = torch.cuda.Stream()
@@ -107,16 +104,10 @@ def test_threads(declarative) -> None:
             for _ in range(100):
                 leaf = op(x, x).requires_grad_()
                 declarative(leaf).sum().backward()
-                if not leaf.grad.eq(3 * (2.0 * seed) ** 2).all():
-                    failures.append(seed)
+                assert leaf.grad.eq(3 * (2.0 * seed) ** 2).all(), seed
             stream.synchronize()
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work, [(seed,) for seed in range(16)])
 
 
 def test_redefinition_of_an_op() -> None:

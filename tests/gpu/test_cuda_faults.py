@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from pathlib import Path
 
 import pytest
 import torch
-from gpu import run_child
+from gpu import hopper, run_child
+from in_threads import in_threads
 
 import torch_cubin
 from torch_cubin import errors
@@ -22,10 +22,7 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 FAULTS = DATA / "faults" / "faults.sm_90a.cuda130.cubin"
 LAUNCH = DATA / "launch.sm_90a.cuda130.cubin"
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
-    reason="the committed cubins are for compute capability 9.0",
-)
+pytestmark = hopper.for_cubins
 
 
 class Parameters(ctypes.Structure):
@@ -70,29 +67,19 @@ def test_one_byte_too_much_shared_memory(module) -> None:
 def test_threads_with_little_and_much_shared_memory() -> None:
     """Of one kernel: a small launch must not lower the limit under a large one."""
     module = torch_cubin.load(LAUNCH)
-    wrong: list[str] = []
 
     def work(n: int, seed: int) -> None:
-        try:
-            generator = torch.Generator("cuda").manual_seed(seed)
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                x = torch.randn(n, device="cuda", generator=generator)
-                for _ in range(300):
-                    out = torch.empty(n, device="cuda")
-                    module["reverse"](x, out, n, grid=1, block=256, shared_memory=4 * n)
-                    if not torch.equal(out, x.flip(0)):
-                        wrong.append(f"{n} elements")
-        except Exception as error:
-            wrong.append(f"{n} elements: {error!r}")
+        generator = torch.Generator("cuda").manual_seed(seed)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            x = torch.randn(n, device="cuda", generator=generator)
+            for _ in range(300):
+                out = torch.empty(n, device="cuda")
+                module["reverse"](x, out, n, grid=1, block=256, shared_memory=4 * n)
+                assert torch.equal(out, x.flip(0)), f"{n} elements"
 
     sizes = (1, 12_288, 12_289, 58_112)  # 58,112 floats are all that a block may have
-    threads = [threading.Thread(target=work, args=(n, i)) for i, n in enumerate(sizes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    in_threads(work, [(n, i) for i, n in enumerate(sizes)])
 
 
 @pytest.mark.fault_case(25)

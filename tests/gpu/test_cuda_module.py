@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu import hopper
+from in_threads import in_threads
 
 import torch_cubin
 from torch_cubin import errors
@@ -23,10 +25,7 @@ from torch_cubin import errors
 DATA = Path(__file__).resolve().parents[1] / "data"
 LAUNCH = DATA / "launch.sm_90a.cuda130.cubin"
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
-    reason="the committed cubin is for compute capability 9.0",
-)
+pytestmark = hopper.for_cubins
 
 
 @pytest.fixture(scope="module")
@@ -276,23 +275,15 @@ def test_threads_that_never_touched_cuda(module) -> None:
     fresh = torch_cubin.load(LAUNCH)
     inputs = [(small(500), small(500), torch.empty(500, device="cuda")) for _ in range(16)]
     torch.cuda.synchronize()
-    barrier, problems = threading.Barrier(16), []
+    barrier = threading.Barrier(16)
 
     def work(index: int) -> None:
-        try:
-            barrier.wait()
-            for _ in range(20):
-                fresh["vec_add"](*inputs[index], 500, grid=2, block=256)
-        except Exception as error:  # reported below
-            problems.append(error)
+        barrier.wait()
+        for _ in range(20):
+            fresh["vec_add"](*inputs[index], 500, grid=2, block=256)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, [(i,) for i in range(16)])
     torch.cuda.synchronize()
-    assert problems == []
     assert all(torch.equal(z, x + y) for x, y, z in inputs)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu import hopper
 
 import torch_cubin
 import torch_cubin.producers.triton as tct
@@ -25,10 +26,7 @@ DATA = ROOT / "tests" / "data" / "triton"
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 table = pytest.importorskip("triton_table", exc_type=ImportError)
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
-    reason="kernels of tests/data/triton are for compute capability 9.0",
-)
+pytestmark = hopper.for_cubins
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu import forced_products
+from gpu import forced_products, hopper
 
 from torch_cubin._native import library
 from torch_cubin._tuning import measure
+
+pytestmark = hopper.for_kernels
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 # Rows of A, columns of B, K: fewer than a tile, K of one block and of many, one more and one less
@@ -16,12 +18,6 @@ SHAPES = [
     (8, 9, 3), (31, 70, 33), (67, 129, 64), (515, 64, 57), (81, 1031, 203), (1030, 257, 130),
     (600, 300, 577), (77, 140, 2051), (1100, 33, 1001), (130, 517, 65),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def on_hopper() -> None:
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("these kernels run on Hopper alone")
 
 
 def in_batches(x: torch.Tensor, batch: int) -> torch.Tensor:

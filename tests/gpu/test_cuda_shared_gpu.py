@@ -5,14 +5,9 @@ from __future__ import annotations
 
 import concurrent.futures
 
-import pytest
-import torch
-from gpu import run_child
+from gpu import hopper, run_child
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
-    reason="sm90 kernels run on Hopper alone",
-)
+pytestmark = hopper.for_kernels
 
 PROCESSES = 5  # of six, each one met a wrong order of two instructions within 40,000 backwards
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numerics
 import pytest
 import torch
-from gpu import cases
+from gpu import cases, hopper
 from gpu.repeats import count_different
 
 import torch_cubin
@@ -31,13 +31,12 @@ def tiles() -> list[tuple[str, str]]:
     return [(kind, f"{m}x{n}") for kind, m, n in sorted(found)]
 
 
+@hopper.for_kernels
 @pytest.mark.parametrize(
     ("kind", "name"),
     [pytest.param(*tile, marks=pytest.mark.child("tile", *tile)) for tile in tiles()],
 )
 def test_every_kernel_of_a_tile(kind: str, name: str, child) -> None:
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("sm90 kernels run on Hopper alone")
     answer = child.check()
     assert answer["wrong"] == []
     assert answer["unused"] == []
@@ -60,10 +59,6 @@ def configs_of(a: torch.Tensor, b: torch.Tensor, text: str) -> list[str]:
     return [name for _, name in configs if name.endswith(text)]
 
 
-hopper = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
-    reason="sm90 kernels run on Hopper alone",
-)
 # How blocks split K: over clusters, joined through memory; over a cluster's two, four or eight
 # blocks; over blocks whose sums a second kernel adds. And operands that four blocks share.
 RACY = {
@@ -76,7 +71,7 @@ RACY = {
 }
 
 
-@hopper
+@hopper.for_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "shape", [(960, 576, 1032), (896, 904, 520), (72, 1000, 776), (8, 200, 264)]
@@ -130,7 +125,7 @@ def check_chain(config: str, x: torch.Tensor, generator: torch.Generator) -> Non
         assert f"sm90 {config}" in {plan["chosen"] for plan in library.watched_plans()}
 
 
-@hopper
+@hopper.for_kernels
 @pytest.mark.parametrize("config", OVERLAPPING)
 def test_a_chain_of_few_tiles_reads_what_the_kernel_before_wrote(config: str, generator) -> None:
     """Blocks that start early load nothing too soon; last tiles begin sooner than others would, so
@@ -138,14 +133,14 @@ def test_a_chain_of_few_tiles_reads_what_the_kernel_before_wrote(config: str, ge
     check_chain(config, cases.draw((72, 776), torch.bfloat16, True, generator), generator)
 
 
-@hopper
+@hopper.for_kernels
 @pytest.mark.parametrize("config", ["64x64", "64x64 four_k", "64x128"])
 def test_a_chain_of_few_tiles_of_weight_gradients(config: str, generator) -> None:
     """The same of A^T B, whose boxes lie along M and N."""
     check_chain(config, cases.draw((776, 72), torch.bfloat16, True, generator), generator)
 
 
-@hopper
+@hopper.for_kernels
 @pytest.mark.parametrize("config", OVERLAPPING)
 def test_sums_in_place_of_tiles_partly_outside(config: str, generator: torch.Generator) -> None:
     """What a tile adds to no other one has stored to."""
@@ -164,7 +159,7 @@ def test_sums_in_place_of_tiles_partly_outside(config: str, generator: torch.Gen
         assert f"sm90 {config}" in {plan["chosen"] for plan in library.watched_plans()}
 
 
-@hopper
+@hopper.for_kernels
 @pytest.mark.parametrize(
     ("config", "shape"), [(" four_k", (72, 544, 4016)), (" eight_k", (200, 112, 1832))]
 )
@@ -185,7 +180,7 @@ def test_parts_of_k_are_added_in_one_order_beside_the_end(config, shape, generat
         assert count_different(lambda: [torch.ops.cubin.matmul(a, b.mT)], [first]) == 0
 
 
-@hopper
+@hopper.for_kernels
 @pytest.mark.parametrize("config", RACY)
 def test_ten_thousand_repeats_beside_other_work(config: str, generator: torch.Generator) -> None:
     m, n, k = RACY[config]
@@ -202,7 +197,7 @@ def test_ten_thousand_repeats_beside_other_work(config: str, generator: torch.Ge
     numerics.check_close(first, a @ b, numerics.reference_matmul(a, b), forced)
 
 
-@hopper
+@hopper.for_kernels
 def test_streamed_tiles_while_other_kernels_hold_multiprocessors(
     generator: torch.Generator,
 ) -> None:

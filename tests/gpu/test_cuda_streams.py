@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 
 import numerics
 import pytest
 import torch
 from gpu import cases
+from in_threads import in_threads
 
 SLEEP = 200_000_000  # cycles: about 0.1 s
 
@@ -172,24 +172,6 @@ def test_workspace_of_split_k_is_not_shared_between_streams(generator) -> None:
         numerics.check_exact(out, expected[index % 4])
 
 
-def _in_threads(count: int, work) -> None:
-    errors: list[BaseException] = []
-
-    def guarded(index: int) -> None:
-        try:
-            work(index)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
 def test_threads_with_streams_of_their_own(generator) -> None:
     pairs = [_pair(40 + i, 64, 96, generator) for i in range(8)]
     torch.cuda.synchronize()
@@ -204,7 +186,7 @@ def test_threads_with_streams_of_their_own(generator) -> None:
         for out in results:
             numerics.check_exact(out, expected)
 
-    _in_threads(8, work)
+    in_threads(work, [(i,) for i in range(8)])
 
 
 def test_thread_without_a_current_context(generator) -> None:
@@ -214,7 +196,7 @@ def test_thread_without_a_current_context(generator) -> None:
     cases.poison(64 * 64, torch.bfloat16)  # a free block: the allocator need not call CUDA
     torch.cuda.synchronize()
     results: list[torch.Tensor] = []
-    _in_threads(1, lambda _: results.append(torch.ops.cubin.matmul(a, b)))
+    in_threads(lambda: results.append(torch.ops.cubin.matmul(a, b)), [()])
     numerics.check_exact(results[0], expected)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu import hopper
 
 import torch_cubin
 from torch_cubin import cpp
@@ -19,10 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHES = ROOT / "tests" / "data" / "triton"
 VERSIONS = ("3.4.0", "3.6.0", "3.9.0")  # with one hidden pointer, and with two
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
-    reason="the committed cubins are for compute capability 9.0",
-)
+pytestmark = hopper.for_cubins
 
 ROW_SUMS = """
 import sys, torch, triton, triton.language as tl

@@ -8,7 +8,7 @@ from pathlib import Path
 import numerics
 import pytest
 import torch
-from gpu import cases
+from gpu import cases, hopper
 
 import torch_cubin
 from torch_cubin._native import library
@@ -140,10 +140,9 @@ def test_every_config_with_rows_that_begin_anywhere(
         assert any(name.startswith("sm90 ") and not name.endswith(" read") for name in seen)
 
 
+@hopper.for_kernels
 def test_split_sums_replay_in_a_graph(generator: torch.Generator) -> None:
     """K in parts, whose sums a second kernel adds: the same bits in eager calls and replays."""
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("sm90 kernels run on Hopper alone")
     a = cases.draw((136, 8008), torch.bfloat16, False, generator)
     b = cases.draw((200, 8008), torch.bfloat16, False, generator).mT
     with measure.watching():

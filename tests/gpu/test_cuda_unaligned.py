@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu import hopper
 
 import torch_cubin
 from torch_cubin._native import library
@@ -22,12 +23,11 @@ def tiles() -> list[str]:
     return [f"{m}x{n}" for m, n in sorted(found)]
 
 
+@hopper.for_kernels
 @pytest.mark.parametrize(
     "name", [pytest.param(t, marks=pytest.mark.child("unaligned", "unaligned", t)) for t in tiles()]
 )
 def test_every_kernel_of_a_tile(name: str, child) -> None:
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("these kernels run on Hopper alone")
     answer = child.check()
     assert answer["wrong"] == []
     assert answer["unused"] == []
@@ -47,11 +47,10 @@ def among_nan(shape: tuple[int, ...], pitch: int, offset: int, dtype: torch.dtyp
     return value.copy_(torch.randint(-3, 4, shape, device="cuda"))
 
 
+@hopper.for_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weight_gradients_of_rows_that_begin_anywhere(dtype: torch.dtype) -> None:
     """A^T B by every config: tails of all dims, gaps, offsets, batches, one row; K split."""
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("these kernels run on Hopper alone")
     shapes = [
         (64, 64, 128), (65, 63, 127), (5, 33, 3), (146, 146, 111), (200, 9, 128), (131, 75, 2001),
         (40, 194, 4099),

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from in_threads import in_threads
 
 import torch_cubin
 from torch_cubin._ops.batch_invariant import is_batch_invariant
@@ -113,11 +114,7 @@ def test_the_decorator_supports_several_threads() -> None:
     def work() -> None:
         seen.extend((is_batch_invariant(), inside(), is_batch_invariant()))
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, [()] * 2)
     assert sorted(seen) == [False] * 4 + [True] * 2
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
 import torch
+from in_threads import in_threads
 
 from torch_cubin import __main__ as cli
 from torch_cubin._drop_in import aten_kernels, calibrate
@@ -101,11 +101,7 @@ def test_without_a_folder_every_process_measures(measured, monkeypatch, tmp_path
 
 
 def test_of_many_at_once_one_measures(measured, tmp_path) -> None:
-    threads = [threading.Thread(target=calibrate.lines_of, args=(0,)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(calibrate.lines_of, [(0,)] * 8)
     assert measured == [0]
 
 

@@ -5,8 +5,6 @@ What runs here through `cpu=` runs on CUDA through csrc/declared (tests/gpu/test
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 from declared import (
@@ -22,6 +20,7 @@ from declared import (
     schema,
 )
 from declared import vec_add as make_vec_add
+from in_threads import in_threads
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
@@ -388,19 +387,11 @@ def test_gradients_reach_kernels_without_gaps(declarative) -> None:
 
 
 def test_threads(formula) -> None:
-    failures = []
-
     def work(seed: int) -> None:
         x = torch.full((5, 3), float(seed), requires_grad=True)
         for _ in range(50):
             x.grad = None
             formula(x).sum().backward()
-            if not torch.equal(x.grad, torch.full((5, 3), 3.0 * seed**2)):
-                failures.append(seed)
+            assert torch.equal(x.grad, torch.full((5, 3), 3.0 * seed**2)), seed
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work, [(seed,) for seed in range(16)])

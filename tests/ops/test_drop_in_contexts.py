@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import drop_in_cases as cases
 import pytest
 import torch
 import torch.nn.functional as F
 from drop_in_cases import integers, result_or_error, run, same
+from in_threads import in_threads
 from torch.backends import mha
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
@@ -81,14 +80,7 @@ def test_drop_in_serves_only_threads_that_enter_it(device) -> None:
         seen[name] = counting.cubin()
 
     with torch_cubin.drop_in():
-        threads = [
-            threading.Thread(target=work, args=(name, name == "enters"))
-            for name in ("enters", "does not")
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, [("enters", True), ("does not", False)])
         assert [row.calls for row in torch_cubin.report().served] == [1]
     assert seen == {"enters": 1, "does not": 0}
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 from drop_in_cases import another_thread_inside, integers, run, same
+from in_threads import in_threads
 from torch.backends import mha
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -166,25 +166,16 @@ def test_threads_with_and_without_drop_in_are_interleaved(device) -> None:
     x = torch.randn(3, 8, device=device)
     with torch.inference_mode():
         expected, product = padded(nested()), linear(x)
-    failures: list[BaseException] = []
 
     def work(serve: bool) -> None:
-        try:
-            for _ in range(20):
-                with torch_cubin.drop_in() if serve else contextlib.nullcontext():
-                    with torch.inference_mode():
-                        torch.testing.assert_close(padded(nested()), expected, rtol=0, atol=0)
-                        torch.testing.assert_close(linear(x), product)
-                    assert mha.get_fastpath_enabled() is not serve
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(20):
+            with torch_cubin.drop_in() if serve else contextlib.nullcontext():
+                with torch.inference_mode():
+                    torch.testing.assert_close(padded(nested()), expected, rtol=0, atol=0)
+                    torch.testing.assert_close(linear(x), product)
+                assert mha.get_fastpath_enabled() is not serve
 
-    threads = [threading.Thread(target=work, args=(i % 2 == 0,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(work, [(i % 2 == 0,) for i in range(4)])
     assert mha.get_fastpath_enabled()
 
 

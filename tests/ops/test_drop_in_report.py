@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import threading
 
 import torch
 from drop_in_cases import integers
+from in_threads import in_threads
 
 import torch_cubin
 from torch_cubin._drop_in import report as _report
@@ -76,11 +76,7 @@ def test_threads_add_up_without_losing_a_call() -> None:
                 a @ a
 
     with torch_cubin.drop_in():
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, [()] * 4)
     assert _counts() == {"Tensor.matmul (@)": (800, 1)}
 
 

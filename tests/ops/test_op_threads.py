@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from in_threads import in_threads
 from ops.samples import assert_near, linear, make_all, matmul, reference_linear
 
 import torch_cubin
@@ -18,31 +19,22 @@ THREADS = 16
 
 def test_sixteen_threads(device):
     barrier = threading.Barrier(THREADS)
-    failures: list[BaseException] = []
 
     def work(index: int) -> None:
-        try:
-            shapes = ((2, index + 1), (4, index + 1), (4,))
-            args = make_all(shapes, device, requires_grad=True)
-            wrong = make_all(((2, index + 1), (index + 2, 3)), device)
-            expected = torch.autograd.grad(reference_linear(*args).sum(), args)
-            barrier.wait()
-            for _ in range(50):
-                assert_near(torch.autograd.grad(linear(*args).sum(), args), expected)
-                with torch.set_grad_enabled(bool(index % 2)):
-                    assert matmul(args[0], args[1].t()).requires_grad == bool(index % 2)
-                    with pytest.raises(RuntimeError) as caught:
-                        matmul(*wrong)
-                    assert f"(2, {index + 1}) and ({index + 2}, 3)" in str(caught.value)
-        except BaseException as error:
-            failures.append(error)
+        shapes = ((2, index + 1), (4, index + 1), (4,))
+        args = make_all(shapes, device, requires_grad=True)
+        wrong = make_all(((2, index + 1), (index + 2, 3)), device)
+        expected = torch.autograd.grad(reference_linear(*args).sum(), args)
+        barrier.wait()
+        for _ in range(50):
+            assert_near(torch.autograd.grad(linear(*args).sum(), args), expected)
+            with torch.set_grad_enabled(bool(index % 2)):
+                assert matmul(args[0], args[1].t()).requires_grad == bool(index % 2)
+                with pytest.raises(RuntimeError) as caught:
+                    matmul(*wrong)
+                assert f"(2, {index + 1}) and ({index + 2}, 3)" in str(caught.value)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
+    in_threads(work, [(i,) for i in range(THREADS)])
 
 
 def test_backward_threads_and_data_parallel_style_replicas(device):
@@ -55,11 +47,7 @@ def test_backward_threads_and_data_parallel_style_replicas(device):
         part = linear(x[2 * index : 2 * index + 2], w)
         (results[index],) = torch.autograd.grad(part.sum(), w)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, [(i,) for i in range(THREADS)])
     (expected,) = torch.autograd.grad(reference_linear(x, w).sum(), w)
     assert_near(torch.stack(results).sum(0), expected)
 

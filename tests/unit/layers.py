@@ -43,8 +43,9 @@ class Context:
 def context_of(root: Path) -> Context:
     """Read from csrc/ops_<family>.cpp and csrc/kernels, so that neither list can fall behind."""
     schemas = "".join(path.read_text() for path in sorted(root.glob("ops_*.cpp")))
-    names = re.findall(r'm\.def\(\s*"(\w+)\(|schema\("(\w+)"\)', schemas)
-    ops = {name.lstrip("_") for pair in names for name in pair if name}
+    defined = r'm\.def\(\s*"(\w+)\(|schema\("(\w+)"\)|define_\w+\(\s*m, "(\w+)"'
+    names = re.findall(defined, schemas)
+    ops = {name.lstrip("_") for found in names for name in found if name}
     sources = sorted((root / "kernels").glob("*/**/*.cu"))
     kernels = {prefix for path in sources for prefix in kernel_table.name_prefixes(path)}
     macros = {"TC_KERNEL", "TC_THREADS", "TC_STAGES", "TC_DYNAMIC_SHARED"}

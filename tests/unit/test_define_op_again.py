@@ -10,6 +10,7 @@ import declared
 import pytest
 import torch
 from declared import DECLARED, VEC_ADD, blocks, schema, vec_add
+from in_threads import in_threads
 
 import torch_cubin
 from torch_cubin import errors
@@ -111,11 +112,7 @@ def test_threads_that_redefine_one_op_agree_with_cpp(monkeypatch) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, [(seed,) for seed in range(8)])
     assert not failures
     assert in_cpp(op.name)["contract"]["kernels"] == op.contract["kernels"]
 
