@@ -16,26 +16,29 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROCESSES = 14  # at most: they share one GPU
-MIB_EACH = 8000  # GPU memory for a process and its children
+PROCESSES = 14  # of a GPU, at most: they share it
+MIB_EACH = 8000  # of its memory for a process and its children
 SECONDS_EACH = 150  # of a test, at most; the longest took 51 beside 13 others (2026-11-27)
 
 
-def gpu_memory() -> int:
-    """MiB of the first GPU's memory; enough for all processes if nvidia-smi fails."""
-    ask = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+def gpu_memory() -> list[int]:
+    """MiB of each visible GPU's memory; of one, enough for all processes, if nvidia-smi fails."""
+    ask = ["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"]
     try:
-        return int(subprocess.run(ask, capture_output=True, text=True).stdout.split()[0])
-    except (OSError, ValueError, IndexError):
-        return PROCESSES * MIB_EACH
+        lines = subprocess.run(ask, capture_output=True, text=True).stdout.splitlines()
+        memory = dict(line.split(", ") for line in lines)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(memory)).split(",")
+        return [int(memory[index]) for index in visible]
+    except (OSError, ValueError, KeyError):
+        return [PROCESSES * MIB_EACH]
 
 
-def command(processors: int, memory: int, xdist: bool, options: list[str]) -> list[str]:
+def command(processors: int, memory: list[int], xdist: bool, options: list[str]) -> list[str]:
     """pytest's command. A file's tests stay in one process (they share builds); the longest files
     run first."""
     words = [sys.executable, "-m", "pytest", "tests/gpu", "-p", "no:cacheprovider"]
     # Each process also starts children.
-    processes = min(PROCESSES, processors - 2, memory // MIB_EACH)
+    processes = min(processors - 2, sum(min(PROCESSES, mib // MIB_EACH) for mib in memory))
     if xdist and processes > 1:
         words += ["-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder"]
     words += ["-o", f"faulthandler_timeout={SECONDS_EACH}", "--durations", "20"]

@@ -480,15 +480,17 @@ def test_a_wheel_is_complete():
 
 def test_gpu_tests_run_side_by_side_where_they_can():
     tool = load_file("tools/gpu_tests.py")
-    words = tool.command(16, 140_000, True, ["-v"])
+    words = tool.command(16, [140_000], True, ["-v"])
     assert words[words.index("-n") + 1] == "14"
     assert words[-1] == "-v"
-    words = tool.command(16, 80_000, True, [])
+    words = tool.command(16, [80_000], True, [])
     assert words[words.index("-n") + 1] == "10"
+    words = tool.command(32, [140_000, 80_000], True, [])
+    assert words[words.index("-n") + 1] == "24"
     # NOTE: loadgroup was seen to group nothing with pytest 9, without a word.
     assert words[words.index("--dist") + 1] == "loadfile"
-    assert "-n" not in tool.command(16, 140_000, False, [])
-    assert "-n" not in tool.command(1, 140_000, True, [])
+    assert "-n" not in tool.command(16, [140_000], False, [])
+    assert "-n" not in tool.command(1, [140_000], True, [])
 
 
 def test_requirements_are_pinned():
