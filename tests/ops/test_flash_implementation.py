@@ -200,6 +200,27 @@ def test_into_an_output(active, device):
     torch.testing.assert_close(sums.double(), expected[1], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.skipif(
+    not hasattr(aten, "_flash_attention_forward_no_dropout_inplace"), reason="not in this PyTorch"
+)
+@pytest.mark.parametrize("kind", ["shape", "dtype", "strides"])
+def test_into_an_output_that_pytorch_refuses(kind, active, device):
+    tensors, offsets = packed(device)
+    rows, heads, dim = tensors[0].shape
+    like = {"device": device, "dtype": torch.bfloat16}
+    out = {
+        "shape": torch.zeros(2, rows, heads, dim, **like),
+        "dtype": torch.zeros(rows, heads, dim, device=device),
+        "strides": torch.zeros(rows, dim, heads, **like).transpose(1, 2),
+    }[kind]
+    with pytest.raises(RuntimeError):
+        aten._flash_attention_forward_no_dropout_inplace(
+            out, *tensors, *offsets, 5, 6, 0.0, False, False
+        )
+    assert not out.any()
+    assert sum(calls(active().declined).values()) == 1
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_forward_and_backward(backend, active, device):
     def attend(q, k, v):

@@ -312,6 +312,16 @@ FlashResults aten_flash_forward_17(const Tensor& query, const Tensor& key, const
                                Borrowed(block_table).optional(), pointer_to(num_splits));
 }
 
+// PyTorch's kernel raises for these outputs, into which a copy would broadcast or convert.
+const char* why_not_output(const TensorView& out, const TensorView& query) {
+  const bool fits = out.dtype == query.dtype && out.dim == query.dim && same_device(out, query) &&
+                    std::equal(out.sizes, out.sizes + out.dim, query.sizes);
+  if (!fits) return "an output of another shape, dtype or device";
+  return out.dim > 0 && out.strides[out.dim - 1] == 1
+             ? nullptr
+             : "an output whose last dim is not contiguous";
+}
+
 // Into `out`; returns the logsumexp.
 Tensor aten_flash_forward_into(const Tensor& out, const Tensor& query, const Tensor& key,
                                const Tensor& value, const GivenTensor& cum_seq_q,
@@ -322,10 +332,12 @@ Tensor aten_flash_forward_into(const Tensor& out, const Tensor& query, const Ten
                                const GivenTensor& alibi_slopes, const GivenTensor& block_table,
                                GivenSize num_splits) {
   static const AtenOp op("aten::_flash_attention_forward_no_dropout_inplace", CallKind::kAttention);
-  if (auto served =
-          serve_rows_first(op, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
-                           is_causal, return_debug_mask, scale, window_left, window_right,
-                           seqused_k, alibi_slopes, block_table, num_splits)) {
+  if (const char* reason = why_not_output(TensorView(out), TensorView(query))) {
+    if (flash_policy(cum_seq_q, cum_seq_k) != Policy::kOff) serves_attention(op, reason);
+  } else if (auto served =
+                 serve_rows_first(op, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k,
+                                  dropout_p, is_causal, return_debug_mask, scale, window_left,
+                                  window_right, seqused_k, alibi_slopes, block_table, num_splits)) {
     Tensor result = out;
     torch::stable::copy_(result, std::get<0>(*served));
     return std::get<1>(*served);
