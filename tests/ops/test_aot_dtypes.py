@@ -58,14 +58,37 @@ def test_defaults_are_omitted() -> None:
     assert dtypes_in(products, X, *ops.quantize(X, 1)) == []
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("in_grad_mode", [False, True])
+def test_losses_have_their_rows_dtype(
+    reduction: str, in_grad_mode: bool, dtype: torch.dtype
+) -> None:
+    def losses(x: torch.Tensor, head: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+        target = torch.arange(6) - 1
+        options = {"weight": weight, "reduction": reduction}
+        options |= {"ignore_index": -1, "label_smoothing": 0.25}
+        own = torch.ops.cubin.cross_entropy(x, target, **options)
+        bias = head[:, 0].contiguous()
+        of_head = ops.linear_cross_entropy(x, head, target, linear_bias=bias, **options)
+        return [own, of_head]
+
+    weight = torch.linspace(0.5, 2, 40)
+    with torch.set_grad_enabled(in_grad_mode):
+        assert dtypes_in(losses, X.to(dtype), torch.randn(40, 40).to(dtype), weight) == []
+
+
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
         (lambda x: ops.syrk(x.bfloat16(), out_dtype=torch.float32), "syrk .* 'out_dtype'"),
         (lambda x: ops.quantize(x, 1, dtype=torch.float8_e5m2), "quantize .* 'dtype'"),
-        (lambda x: ops.cross_entropy(x, x[:, 0].long() * 0), "cross_entropy .* 'dtype'"),
+        (
+            lambda x: ops.linear_cross_entropy(x, x, x[:, 0].long() * 0, dtype=torch.float64),
+            "linear_cross_entropy .* 'dtype'",
+        ),
     ],
-    ids=["syrk", "quantize", "cross_entropy"],
+    ids=["syrk", "quantize", "linear_cross_entropy"],
 )
 def test_other_dtypes_are_refused(function: Any, problem: str) -> None:
     graph = make_fx(function, tracing_mode="symbolic")(X)

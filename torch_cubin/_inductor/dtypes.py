@@ -2,11 +2,13 @@
 
 A package names dtypes by torch.export's numbers, which torch 2.11 takes for its own where it calls
 other libraries' operators: bfloat16 becomes quint8, float16 float32, float32 float64. So calls of
-our ops omit dtypes that they have by default, and others are refused when the package is made.
+our ops omit dtypes that they have by default, those of softmax and of losses become calls of the
+public ops, which take none, and others are refused when the package is made.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +23,11 @@ Node = Any  # torch.fx.Node; its arguments have no useful types
 
 _CONVERT = torch.ops.prims.convert_element_type.default
 _SOFTMAX = (ops._softmax.default, ops._softmax_autograd.default)
+_CROSS_ENTROPY = (ops._cross_entropy.default, ops._cross_entropy_autograd.default)
+_LINEAR_CROSS_ENTROPY = (
+    ops._linear_cross_entropy.default,
+    ops._linear_cross_entropy_autograd.default,
+)
 # What an op takes for a dtype that is not given; None: the dtype of its first operand.
 _DEFAULTS = {
     ("_scaled_matmul", "output_dtype"): torch.bfloat16,
@@ -40,6 +47,8 @@ def omit_defaults(graph: torch.fx.Graph) -> bool:
             changed = True
             if node.target in _SOFTMAX:
                 _convert_before(graph, node, dtype)
+            elif _is_loss_alone(node, dtype):
+                _call_public_loss(graph, node)
             elif dtype == _default(node, name):
                 node.kwargs = {key: value for key, value in node.kwargs.items() if key != name}
             else:
@@ -78,6 +87,35 @@ def _convert_before(graph: torch.fx.Graph, node: Node, dtype: torch.dtype) -> No
         out = graph.call_function(public, (rows, -1))
     out.meta.update(node.meta)
     node.replace_all_uses_with(out)
+
+
+def _is_loss_alone(node: Node, dtype: torch.dtype) -> bool:
+    """Whether nothing but the loss is used of a loss of the operand's dtype."""
+    if node.target not in (*_CROSS_ENTROPY, *_LINEAR_CROSS_ENTROPY):
+        return False
+    used = [user for user in node.users if user.users]
+    alone = all(user.target is operator.getitem and user.args[1] == 0 for user in used)
+    return alone and node.args[0].meta["val"].dtype == dtype
+
+
+def _call_public_loss(graph: torch.fx.Graph, node: Node) -> None:
+    with graph.inserting_before(node):
+        if node.target in _CROSS_ENTROPY:
+            rows, target, weight, reduction, ignored, smoothing, _ = node.args
+            own = (rows, target, weight, ignored, reduction, smoothing)
+            out = graph.call_function(ops.cross_entropy.default, own)
+        else:
+            rows, head, target, bias, weight, reduction, ignored, smoothing, *_ = node.args
+            options = {"linear_bias": bias, "weight": weight, "reduction": reduction}
+            options |= {"ignore_index": ignored, "label_smoothing": smoothing}
+            out = graph.call_function(
+                ops.linear_cross_entropy.default, (rows, head, target), options
+            )
+    for user in list(node.users):
+        if user.users:
+            out.meta.update(user.meta)
+            user.replace_all_uses_with(out)
+        graph.erase_node(user)
 
 
 def _refuse(node: Node, name: str, dtype: torch.dtype) -> None:

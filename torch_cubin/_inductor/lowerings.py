@@ -60,7 +60,8 @@ def register() -> None:
         names = raw_ops.raw_names(name) if name in raw_ops.DIFFERENTIABLE else [f"_{name}"]
         ops = [raw_ops.overload(raw) for raw in names]
         kernels.lower_without_out(ops, raw_ops.below_autograd(name))
-    for public in (torch.ops.cubin.softmax.default, torch.ops.cubin.log_softmax.default):
+    for name in ("softmax", "log_softmax", "cross_entropy", "linear_cross_entropy"):
+        public = getattr(torch.ops.cubin, name).default
         kernels.lower_without_out([public], public)  # in packages of torch 2.11 (dtypes.py)
     _choices.update(kernels.choices)
 
