@@ -46,6 +46,7 @@ def context_of(root: Path) -> Context:
     defined = r'm\.def\(\s*"(\w+)\(|schema\("(\w+)"\)|define_\w+\(\s*m, "(\w+)"'
     names = re.findall(defined, schemas)
     ops = {name.lstrip("_") for found in names for name in found if name}
+    ops |= {f"{found[2]}_autograd" for found in names if found[2]}
     sources = sorted((root / "kernels").glob("*/**/*.cu"))
     kernels = {prefix for path in sources for prefix in kernel_table.name_prefixes(path)}
     macros = {"TC_KERNEL", "TC_THREADS", "TC_STAGES", "TC_DYNAMIC_SHARED"}

@@ -210,9 +210,8 @@ FourTensors aten_efficient_attention(const Tensor& query, const Tensor& key, con
               scalar(in.q, ScalarType::Long)};
     }
   }
-  return tensors_of_pytorch<4>(op, aten_attentions().efficient, query.get(), key.get(), value.get(),
-                               Borrowed(bias).optional(), compute_logsumexp, dropout_p, is_causal,
-                               pointer_to(scale));
+  return tensors_of_pytorch<4>(op, aten_attentions().efficient, query, key, value, bias,
+                               compute_logsumexp, dropout_p, is_causal, scale);
 }
 
 FourTensors aten_efficient_attention_backward(const Tensor& grad_out, const Tensor& query,
@@ -245,10 +244,9 @@ FourTensors aten_efficient_attention_backward(const Tensor& grad_out, const Tens
   }
   int32_t flags[4] = {};
   for (size_t i = 0; i < 4 && i < wanted.size(); ++i) flags[i] = wanted[i];
-  return tensors_of_pytorch<4>(op, aten_attentions().efficient_backward, grad_out.get(),
-                               query.get(), key.get(), value.get(), bias.get(), out.get(),
-                               logsumexp.get(), seed.get(), offset.get(), dropout_p, flags, 4,
-                               is_causal, pointer_to(scale));
+  return tensors_of_pytorch<4>(op, aten_attentions().efficient_backward, grad_out, query, key,
+                               value, bias, out, logsumexp, seed, offset, dropout_p, &flags[0], 4,
+                               is_causal, scale);
 }
 
 AtenAttentionResults aten_cudnn_attention(const Tensor& query, const Tensor& key,
@@ -279,9 +277,8 @@ AtenAttentionResults aten_cudnn_attention(const Tensor& query, const Tensor& key
               undefined_tensor()};
     }
   }
-  return results_of_pytorch(op, aten_attentions().cudnn, query.get(), key.get(), value.get(),
-                            Borrowed(bias).optional(), compute_logsumexp, dropout_p, is_causal,
-                            return_debug_mask, pointer_to(scale));
+  return results_of_pytorch(op, aten_attentions().cudnn, query, key, value, bias, compute_logsumexp,
+                            dropout_p, is_causal, return_debug_mask, scale);
 }
 
 ThreeTensors aten_cudnn_attention_backward(
@@ -308,10 +305,9 @@ ThreeTensors aten_cudnn_attention_backward(
       return {laid_out_as(dq, query), laid_out_as(dk, key), laid_out_as(dv, value)};
     }
   }
-  return tensors_of_pytorch<3>(op, aten_attentions().cudnn_backward, grad_out.get(), query.get(),
-                               key.get(), value.get(), out.get(), logsumexp.get(), seed.get(),
-                               offset.get(), bias.get(), cum_seq_q.get(), cum_seq_k.get(), max_q,
-                               max_k, dropout_p, is_causal, pointer_to(scale));
+  return tensors_of_pytorch<3>(op, aten_attentions().cudnn_backward, grad_out, query, key, value,
+                               out, logsumexp, seed, offset, bias, cum_seq_q, cum_seq_k, max_q,
+                               max_k, dropout_p, is_causal, scale);
 }
 
 }  // namespace

@@ -65,38 +65,48 @@ void mark_empty_rows(Tensor& logsumexp);
 Tensor scalar(const TensorView& like, ScalarType dtype);
 Tensor vector(const TensorView& like, int64_t size, ScalarType dtype);
 
+// An argument as PyTorch's C functions take it: a tensor's handle, of optional ones a pointer.
 template <class T>
-T* pointer_to(std::optional<T>& value) {
-  return value ? &*value : nullptr;
-}
-
-// An optional tensor as PyTorch's C functions take it.
-class Borrowed {
- public:
-  explicit Borrowed(const GivenTensor& tensor) : handle_(tensor ? tensor->get() : nullptr) {}
-  AtenTensorHandle* optional() { return handle_ ? &handle_ : nullptr; }
-
- private:
-  AtenTensorHandle handle_;
+struct Passed {
+  T value;
+  T get() const { return value; }
+};
+template <>
+struct Passed<Tensor> {
+  const Tensor& value;
+  AtenTensorHandle get() const { return value.get(); }
+};
+template <class T>
+struct Passed<std::optional<T>> {
+  std::optional<T> value;
+  T* get() { return value ? &*value : nullptr; }
+};
+template <>
+struct Passed<std::optional<Tensor>> {
+  explicit Passed(const GivenTensor& tensor) : handle(tensor ? tensor->get() : nullptr) {}
+  AtenTensorHandle handle;
+  AtenTensorHandle* get() { return handle ? &handle : nullptr; }
 };
 
 // A function of PyTorch's that takes `args` and pointers to its results, which are returned.
 // Throws [no_kernel] on a CPU build, which has none.
 template <class Function, class... Args, class... Results>
 void call_pytorch(const AtenOp& op, Function function, std::tuple<Results*...> results,
-                  Args... args) {
+                  const Args&... args) {
   if (function == nullptr) {
     fail({"no_kernel", op.name, "is a call that only PyTorch could serve",
           "a CUDA build of PyTorch", "none of its kernels", ""});
   }
   const ServedCall pytorchs;  // the operators that it calls come here, and are PyTorch's too
-  const auto call = [&](auto*... all) { check_aten(function(args..., all...), op.name); };
+  const auto call = [&](auto*... all) {
+    check_aten(function(Passed<Args>{args}.get()..., all...), op.name);
+  };
   std::apply(call, results);
 }
 
 template <size_t... I, class Function, class... Args>
 auto tensors_of_pytorch(std::index_sequence<I...>, const AtenOp& op, Function function,
-                        Args... args) {
+                        const Args&... args) {
   AtenTensorHandle made[sizeof...(I)] = {};
   call_pytorch(op, function, std::make_tuple(&made[I]...), args...);
   return std::make_tuple(Tensor(made[I])...);
@@ -104,13 +114,13 @@ auto tensors_of_pytorch(std::index_sequence<I...>, const AtenOp& op, Function fu
 
 // The tensors that PyTorch's own kernel returns.
 template <size_t kResults, class Function, class... Args>
-auto tensors_of_pytorch(const AtenOp& op, Function function, Args... args) {
+auto tensors_of_pytorch(const AtenOp& op, Function function, const Args&... args) {
   return tensors_of_pytorch(std::make_index_sequence<kResults>(), op, function, args...);
 }
 
 // The same for the operators that return two numbers among them.
 template <class Function, class... Args>
-AtenAttentionResults results_of_pytorch(const AtenOp& op, Function function, Args... args) {
+AtenAttentionResults results_of_pytorch(const AtenOp& op, Function function, const Args&... args) {
   AtenTensorHandle made[7] = {};
   int64_t max_q = 0, max_k = 0;
   call_pytorch(op, function,

@@ -228,8 +228,8 @@ AtenAttentionResults aten_sdpa(const Tensor& query, const Tensor& key, const Ten
               mask};
     }
   }
-  return results_of_pytorch(op, aten_attentions().flash, query.get(), key.get(), value.get(),
-                            dropout_p, is_causal, return_debug_mask, pointer_to(scale));
+  return results_of_pytorch(op, aten_attentions().flash, query, key, value, dropout_p, is_causal,
+                            return_debug_mask, scale);
 }
 
 ThreeTensors aten_sdpa_backward(const Tensor& grad_out, const Tensor& query, const Tensor& key,
@@ -245,10 +245,9 @@ ThreeTensors aten_sdpa_backward(const Tensor& grad_out, const Tensor& query, con
     const char* const reason = is_defined(cum_seq_q) ? "packed sequences" : nullptr;
     if (auto served = backward(op, call, policy, grad_out, out, logsumexp, reason)) return *served;
   }
-  return tensors_of_pytorch<3>(op, aten_attentions().flash_backward, grad_out.get(), query.get(),
-                               key.get(), value.get(), out.get(), logsumexp.get(), cum_seq_q.get(),
-                               cum_seq_k.get(), max_q, max_k, dropout_p, is_causal, seed.get(),
-                               offset.get(), pointer_to(scale));
+  return tensors_of_pytorch<3>(op, aten_attentions().flash_backward, grad_out, query, key, value,
+                               out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
+                               is_causal, seed, offset, scale);
 }
 
 // aten::_flash_attention_forward as our kernels serve it; nothing if PyTorch's kernel does.
@@ -257,7 +256,8 @@ std::optional<FlashResults> serve_rows_first(
     const GivenTensor& cum_seq_q, const GivenTensor& cum_seq_k, int64_t max_q, int64_t max_k,
     double dropout_p, bool is_causal, bool return_debug_mask, std::optional<double> scale,
     GivenSize window_left, GivenSize window_right, const GivenTensor& seqused_k,
-    const GivenTensor& alibi_slopes, const GivenTensor& block_table, GivenSize num_splits) {
+    const GivenTensor& alibi_slopes, const GivenTensor& block_table = {},
+    GivenSize num_splits = {}) {
   const Policy policy = flash_policy(cum_seq_q, cum_seq_k);
   if (policy == Policy::kOff) return std::nullopt;
   const FlashCall call = rows_first(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k,
@@ -271,6 +271,13 @@ std::optional<FlashResults> serve_rows_first(
   return forward(op, call, one_split);
 }
 
+// The results of our kernels, or of PyTorch's function.
+template <class Function, class... Args>
+FlashResults flash_forward(const AtenOp& op, Function pytorchs, const Args&... args) {
+  if (auto served = serve_rows_first(op, args...)) return *served;
+  return tensors_of_pytorch<5>(op, pytorchs, args...);
+}
+
 // Before torch 2.12.
 FlashResults aten_flash_forward_15(const Tensor& query, const Tensor& key, const Tensor& value,
                                    const GivenTensor& cum_seq_q, const GivenTensor& cum_seq_k,
@@ -279,16 +286,9 @@ FlashResults aten_flash_forward_15(const Tensor& query, const Tensor& key, const
                                    GivenSize window_left, GivenSize window_right,
                                    const GivenTensor& seqused_k, const GivenTensor& alibi_slopes) {
   static const AtenOp op("aten::_flash_attention_forward", CallKind::kAttention);
-  if (auto served =
-          serve_rows_first(op, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
-                           is_causal, return_debug_mask, scale, window_left, window_right,
-                           seqused_k, alibi_slopes, std::nullopt, std::nullopt))
-    return *served;
-  return tensors_of_pytorch<5>(op, aten_attentions().packed, query.get(), key.get(), value.get(),
-                               Borrowed(cum_seq_q).optional(), Borrowed(cum_seq_k).optional(),
-                               max_q, max_k, dropout_p, is_causal, return_debug_mask,
-                               pointer_to(scale), pointer_to(window_left), pointer_to(window_right),
-                               Borrowed(seqused_k).optional(), Borrowed(alibi_slopes).optional());
+  return flash_forward(op, aten_attentions().packed, query, key, value, cum_seq_q, cum_seq_k, max_q,
+                       max_k, dropout_p, is_causal, return_debug_mask, scale, window_left,
+                       window_right, seqused_k, alibi_slopes);
 }
 
 FlashResults aten_flash_forward_17(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -299,17 +299,9 @@ FlashResults aten_flash_forward_17(const Tensor& query, const Tensor& key, const
                                    const GivenTensor& seqused_k, const GivenTensor& alibi_slopes,
                                    const GivenTensor& block_table, GivenSize num_splits) {
   static const AtenOp op("aten::_flash_attention_forward", CallKind::kAttention);
-  if (auto served =
-          serve_rows_first(op, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
-                           is_causal, return_debug_mask, scale, window_left, window_right,
-                           seqused_k, alibi_slopes, block_table, num_splits))
-    return *served;
-  return tensors_of_pytorch<5>(op, aten_attentions().paged, query.get(), key.get(), value.get(),
-                               Borrowed(cum_seq_q).optional(), Borrowed(cum_seq_k).optional(),
-                               max_q, max_k, dropout_p, is_causal, return_debug_mask,
-                               pointer_to(scale), pointer_to(window_left), pointer_to(window_right),
-                               Borrowed(seqused_k).optional(), Borrowed(alibi_slopes).optional(),
-                               Borrowed(block_table).optional(), pointer_to(num_splits));
+  return flash_forward(op, aten_attentions().paged, query, key, value, cum_seq_q, cum_seq_k, max_q,
+                       max_k, dropout_p, is_causal, return_debug_mask, scale, window_left,
+                       window_right, seqused_k, alibi_slopes, block_table, num_splits);
 }
 
 // PyTorch's kernel raises for these outputs, into which a copy would broadcast or convert.
@@ -342,12 +334,10 @@ Tensor aten_flash_forward_into(const Tensor& out, const Tensor& query, const Ten
     torch::stable::copy_(result, std::get<0>(*served));
     return std::get<1>(*served);
   }
-  return std::get<0>(tensors_of_pytorch<1>(
-      op, aten_attentions().into, out.get(), query.get(), key.get(), value.get(),
-      Borrowed(cum_seq_q).optional(), Borrowed(cum_seq_k).optional(), max_q, max_k, dropout_p,
-      is_causal, return_debug_mask, pointer_to(scale), pointer_to(window_left),
-      pointer_to(window_right), Borrowed(seqused_k).optional(), Borrowed(alibi_slopes).optional(),
-      Borrowed(block_table).optional(), pointer_to(num_splits)));
+  return std::get<0>(tensors_of_pytorch<1>(op, aten_attentions().into, out, query, key, value,
+                                           cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal,
+                                           return_debug_mask, scale, window_left, window_right,
+                                           seqused_k, alibi_slopes, block_table, num_splits));
 }
 
 ThreeTensors aten_flash_backward(const Tensor& grad_out, const Tensor& query, const Tensor& key,
@@ -364,11 +354,9 @@ ThreeTensors aten_flash_backward(const Tensor& grad_out, const Tensor& query, co
                                       dropout_p, is_causal, scale, window_left, window_right);
     if (auto served = backward(op, call, policy, grad_out, out, logsumexp)) return *served;
   }
-  return tensors_of_pytorch<3>(op, aten_attentions().packed_backward, grad_out.get(), query.get(),
-                               key.get(), value.get(), out.get(), logsumexp.get(), cum_seq_q.get(),
-                               cum_seq_k.get(), max_q, max_k, dropout_p, is_causal, rng_state.get(),
-                               unused.get(), pointer_to(scale), pointer_to(window_left),
-                               pointer_to(window_right));
+  return tensors_of_pytorch<3>(op, aten_attentions().packed_backward, grad_out, query, key, value,
+                               out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
+                               is_causal, rng_state, unused, scale, window_left, window_right);
 }
 
 }  // namespace
