@@ -57,6 +57,22 @@ def vec_add(several):
 
 
 @pytest.fixture
+def declared(driver, clean) -> None:
+    """The kernels that the contracts of contract_calls.py name."""
+    from contract_calls import declare
+
+    declare(driver)
+
+
+@pytest.fixture
+def catalog(driver) -> None:
+    """The stand-in knows the kernels of products."""
+    from faults import catalogs
+
+    catalogs.declare(driver, catalogs.kernels_of("matmul"))
+
+
+@pytest.fixture
 def attention_catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
     """Installs the attention kernels for Hopper; these by name."""
     from faults import catalogs

@@ -8,7 +8,7 @@ import pytest
 import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs, launch_params, products
+from faults import launch_params, products
 from faults.forked import forked
 
 from torch_cubin._native import library
@@ -16,22 +16,9 @@ from torch_cubin._native import library
 PARAMS = structure(f"{MATMUL}/matmul_params.h", "MatmulParams")
 
 
-@pytest.fixture
-def catalog(driver) -> None:
-    catalogs.declare(driver, catalogs.kernels_of("matmul"))
-
-
 def multiply(driver, a, b, config: str = "") -> tuple[int, int, dict, ctypes.Structure]:
     """Addresses of the operands, the launch, and its parameter."""
-
-    def run() -> list:
-        x, y = (tensors.strided(*each) for each in (a, b))
-        library.watch_plans(True)
-        library.force_config(config)
-        torch.ops.cubin._matmul(x, y)
-        return [x.data_ptr(), y.data_ptr(), driver.launches()]
-
-    first, second, (record,) = forked(run)
+    first, second, _, (record,) = products.launched(driver, a, b, config)
     return first, second, record, launch_params.read(record, PARAMS)
 
 

@@ -8,17 +8,14 @@ import random
 import contracts
 import pytest
 import torch
-from contract_calls import declare, integer, op_of, pointer, refused, shapes_op
+from contract_calls import integer, op_of, pointer, refused, shapes_op
 from contracts import changed, new_name
 from fake_driver import tensors
 from faults.forked import error_of
 
 from torch_cubin import errors
 
-
-@pytest.fixture(autouse=True)
-def declared(driver, clean):
-    declare(driver)
+pytestmark = pytest.mark.usefixtures("declared")
 
 
 def test_a_call(driver):

@@ -7,16 +7,13 @@ import struct
 import contracts
 import pytest
 import torch
-from contract_calls import declare, integer, op_of, pointer, refused
+from contract_calls import integer, op_of, pointer, refused
 from contracts import LAUNCH, changed, new_name
 from fake_driver import tensors
 
 import torch_cubin
 
-
-@pytest.fixture(autouse=True)
-def declared(driver, clean):
-    declare(driver)
+pytestmark = pytest.mark.usefixtures("declared")
 
 
 def echo(schema: str, scalars: list, extra: dict | None = None):

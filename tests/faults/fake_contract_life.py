@@ -13,7 +13,7 @@ import weakref
 import contracts
 import pytest
 import torch
-from contract_calls import declare, op_of, refused
+from contract_calls import op_of, refused
 from contracts import changed, define, new_name
 from fake_driver import tensors
 from faults.forked import forked
@@ -21,10 +21,7 @@ from faults.forked import forked
 import torch_cubin
 from torch_cubin import errors
 
-
-@pytest.fixture(autouse=True)
-def declared(driver, clean):
-    declare(driver)
+pytestmark = pytest.mark.usefixtures("declared")
 
 
 def test_every_slot_runs_its_own_op(driver):

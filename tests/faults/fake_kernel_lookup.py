@@ -10,17 +10,14 @@ from typing import Any
 
 import contracts
 import pytest
-from contract_calls import declare, op_of
+from contract_calls import op_of
 from contracts import new_name
 from fake_driver import tensors
 
+pytestmark = pytest.mark.usefixtures("declared")
+
 SCHEMA = "(Tensor x, Tensor? y, int head, str mode, bool causal) -> Tensor"
 MOST_BLOCKS = 1024  # kernels differ in their blocks
-
-
-@pytest.fixture(autouse=True)
-def declared(driver, clean):
-    declare(driver)
 
 
 def op_with(conditions: list[Any], schema: str = SCHEMA) -> Any:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs, launch_params
+from faults import launch_params, products
 from faults.forked import forked
 from faults.launch_params import read_map
 
@@ -18,19 +18,9 @@ SM90_PARAMS = structure(f"{MATMUL}/sm90_params.h", "Sm90MatmulParams")
 TRANSPOSED = 1 << 23  # of an sm90 kernel's flags: its operands are B^T and A^T
 
 
-@pytest.fixture
-def catalog(driver) -> None:
-    catalogs.declare(driver, catalogs.kernels_of("matmul"))
-
-
-def launches_of(driver, a, b) -> list[dict]:
-    def run() -> list:
-        torch.backends.cuda.matmul.allow_tf32 = True
-        x, y = (tensors.strided(*each) for each in (a, b))
-        torch.ops.cubin._matmul(x, y)
-        return [x.data_ptr(), y.data_ptr(), driver.launches()]
-
-    return forked(run)
+def launches_of(driver, a, b) -> list:
+    first, second, _, records = products.launched(driver, a, b, tf32=True)
+    return [first, second, records]
 
 
 def jobs_of(record: dict) -> list[dict[str, int]]:

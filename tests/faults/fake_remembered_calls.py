@@ -10,16 +10,13 @@ from typing import Any
 import contracts
 import pytest
 import torch
-from contract_calls import declare, op_of, refused
+from contract_calls import op_of, refused
 from contracts import LAUNCH, new_name
 from fake_driver import tensors
 
+pytestmark = pytest.mark.usefixtures("declared")
+
 ADDRESSES = 1 << 32  # no number of these tests is as large
-
-
-@pytest.fixture(autouse=True)
-def declared(driver, clean) -> None:
-    declare(driver)
 
 
 def launch_of(driver, op: Any, call: tuple[Any, ...]) -> dict[str, Any]:

@@ -6,15 +6,12 @@ import copy
 
 import contracts
 import pytest
-from contract_calls import declare, integer, op_of, pointer, refused
+from contract_calls import integer, op_of, pointer, refused
 from contracts import new_name
 from fake_driver import tensors
 from unit import elf_builder
 
-
-@pytest.fixture(autouse=True)
-def declared(driver, clean):
-    declare(driver)
+pytestmark = pytest.mark.usefixtures("declared")
 
 
 def op_with(*kernels: dict, **more):

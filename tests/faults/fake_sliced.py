@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from c_layouts import MATMUL, structure
-from faults import catalogs, launch_params, products
+from faults import launch_params, products
 from faults.forked import forked
 
 PARAMS = structure(f"{MATMUL}/matmul_params.h", "MatmulParams")
@@ -15,18 +15,8 @@ OF_MULTIPROCESSOR = 228 << 10
 OF_BLOCK = 1 << 10  # that the driver takes
 
 
-@pytest.fixture
-def catalog(driver) -> None:
-    catalogs.declare(driver, catalogs.kernels_of("matmul"))
-
-
 def launches_of(driver, a, b, batch_invariant: bool = False) -> list[dict]:
-    def run() -> list[dict]:
-        torch.backends.cuda.matmul.allow_tf32 = False
-        products.multiply(a, b, batch_invariant)
-        return driver.launches()
-
-    return forked(run)
+    return products.launched(driver, a, b, "", batch_invariant, tf32=False)[-1]
 
 
 def rows(m: int, k: int) -> tuple:

@@ -4,26 +4,15 @@ are: which are copied, and the parameters."""
 from __future__ import annotations
 
 import pytest
-import torch
 from c_layouts import MATMUL, structure
-from faults import catalogs, launch_params, products
-from faults.forked import forked
+from faults import launch_params, products
 
 PARAMS = structure(f"{MATMUL}/transpose_params.h", "TransposeParams")
 
 
-@pytest.fixture
-def catalog(driver) -> None:
-    catalogs.declare(driver, catalogs.kernels_of("matmul"))
-
-
 def launches_of(driver, a, b, batch_invariant: bool = False, tf32: bool = True) -> list:
-    def run() -> list:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        x, y = products.multiply(a, b, batch_invariant)
-        return [x.data_ptr(), y.data_ptr(), driver.launches()]
-
-    return forked(run)
+    first, second, _, records = products.launched(driver, a, b, "", batch_invariant, tf32)
+    return [first, second, records]
 
 
 def jobs_of(record: dict) -> list[dict[str, int]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs, launch_params, products
+from faults import launch_params, products
 from faults.forked import forked
 
 import torch_cubin
@@ -16,11 +16,6 @@ from torch_cubin._native import library
 from torch_cubin._tuning import measure
 
 PARAMS = structure(f"{MATMUL}/matmul_params.h", "MatmulParams")
-
-
-@pytest.fixture
-def catalog(driver) -> None:
-    catalogs.declare(driver, catalogs.kernels_of("matmul"))
 
 
 def multiply(driver, a, b, config: str = "", batch_invariant: bool = False, bias: int = 0) -> list:

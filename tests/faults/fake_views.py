@@ -11,10 +11,7 @@ from fake_driver import tensors
 import torch_cubin
 from torch_cubin import errors
 
-
-@pytest.fixture(autouse=True)
-def declared(driver, clean):
-    declare(driver)
+pytestmark = pytest.mark.usefixtures("declared")
 
 
 def define(schema: str, patterns: dict, args, **more):

@@ -100,6 +100,16 @@ def broken_catalog(kind: str, folder: Path) -> Path:
     return package
 
 
+def _catalog_of(manifest: dict, folder: Path) -> Path:
+    """A package in `folder` with these kernels of the built-in one."""
+    package = folder / "catalog"
+    package.mkdir()
+    for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
+        (package / arch).symlink_to(_package() / arch)
+    (package / "manifest.json").write_text(json.dumps(manifest))
+    return package
+
+
 def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
     """A catalog of this GPU's kernels of one kind and tile only, so that the chosen kernel is
     known. `tile` is "128x256", or "128x128x64" if its last size matters; those of attention are
@@ -108,8 +118,6 @@ def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
     import torch
 
     arch = "sm_" + "".join(map(str, torch.cuda.get_device_capability()))
-    package = folder / "catalog"
-    package.mkdir()
     manifest = _manifest()
 
     def is_wanted(kernel: dict) -> bool:
@@ -125,17 +133,12 @@ def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
     ]
     plain = [k for k in manifest["kernels"] if "plain" in k.get("takes", ["plain"])]
     manifest["kernels"] = plain or manifest["kernels"]
-    for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
-        (package / arch).symlink_to(_package() / arch)
-    (package / "manifest.json").write_text(json.dumps(manifest))
-    return package
+    return _catalog_of(manifest, folder)
 
 
 def catalog_without_pairs(folder: Path) -> Path:
     """A catalog without the kernels of attention's backward whose blocks work in pairs, as if this
     GPU had no capacity for clusters of two, and with the others preferred, as below."""
-    package = folder / "catalog"
-    package.mkdir()
     manifest = _manifest()
     manifest["kernels"] = [
         kernel
@@ -144,10 +147,7 @@ def catalog_without_pairs(folder: Path) -> Path:
         or (kernel["kind"], kernel["cluster"]) != ("backward", [2, 1, 1])
     ]
     _favour(manifest)
-    for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
-        (package / arch).symlink_to(_package() / arch)
-    (package / "manifest.json").write_text(json.dumps(manifest))
-    return package
+    return _catalog_of(manifest, folder)
 
 
 def _favour(manifest: dict) -> None:
@@ -160,8 +160,6 @@ def _favour(manifest: dict) -> None:
 def turned_catalog(turn: int, folder: Path) -> Path:
     """A catalog that has one of the kernels of attention for the same dtype, width and options: in
     turns each of them."""
-    package = folder / "catalog"
-    package.mkdir()
     manifest = _manifest()
     alike: dict[tuple[Any, ...], list[str]] = {}
     for kernel in manifest["kernels"]:
@@ -174,23 +172,15 @@ def turned_catalog(turn: int, folder: Path) -> Path:
             alike.setdefault((*key, some), []).append(kernel["name"])
     others = {x for names in alike.values() for x in names if x != names[turn % len(names)]}
     manifest["kernels"] = [k for k in manifest["kernels"] if k["name"] not in others]
-    for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
-        (package / arch).symlink_to(_package() / arch)
-    (package / "manifest.json").write_text(json.dumps(manifest))
-    return package
+    return _catalog_of(manifest, folder)
 
 
 def favoured_catalog(folder: Path) -> Path:
     """A catalog whose kernels for Hopper's attention are the quickest wherever they can compute a
     call at all."""
-    package = folder / "catalog"
-    package.mkdir()
     manifest = _manifest()
     _favour(manifest)
-    for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
-        (package / arch).symlink_to(_package() / arch)
-    (package / "manifest.json").write_text(json.dumps(manifest))
-    return package
+    return _catalog_of(manifest, folder)
 
 
 def sanitizer() -> str | None:

@@ -100,6 +100,15 @@ class Layer:
             {row.reason for row in found.declined if row.function == self.name},
         )
 
+    def check(
+        self, call: Callable[[], Any] | None = None, served: int = 1, **tolerance: float
+    ) -> None:
+        """Under install() so many calls are served, with the results of transformers."""
+        own = (call or self)()
+        ours, calls, _ = self.calls(call)
+        assert calls == served
+        torch.testing.assert_close(ours, own, **tolerance)
+
 
 @contextlib.contextmanager
 def counting() -> Iterator[list[object]]:
@@ -162,10 +171,7 @@ def test_gradients_of_a_checkpointed_layer(reentrant: bool, layer: Layer) -> Non
         out.square().sum().backward()
         return [x.grad.clone() for x in layer.module.parameters()]
 
-    own = call()
-    ours, calls, _ = layer.calls(call)
-    assert calls == 2
-    torch.testing.assert_close(ours, own)
+    layer.check(call, served=2)
 
 
 def test_gradients_of_gradients(layer: Layer) -> None:
@@ -175,10 +181,7 @@ def test_gradients_of_gradients(layer: Layer) -> None:
         (grad,) = torch.autograd.grad(layer().square().sum(), layer.args[:1], create_graph=True)
         return torch.autograd.grad(grad.square().sum(), layer.args[:1])[0]
 
-    own = call()
-    ours, calls, _ = layer.calls(call)
-    assert calls == 1
-    torch.testing.assert_close(ours, own, rtol=1e-4, atol=1e-3)
+    layer.check(call, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("case", ["copied", "pickled", "functional_call", "replaced", "no grad"])
@@ -216,10 +219,7 @@ def views(x: Tensor) -> Iterator[Tensor]:
 @pytest.mark.parametrize("number", range(6))
 def test_inputs_of_other_layouts(number: int, layer: Layer) -> None:
     layer.args = (list(views(*layer.args))[number],)
-    own = layer()
-    ours, calls, _ = layer.calls()
-    assert calls == 1
-    torch.testing.assert_close(ours, own)
+    layer.check()
 
 
 @only(EXPERTS)
@@ -227,10 +227,7 @@ def test_experts_of_other_ranks_are_skipped(layer: Layer) -> None:
     """Their number is that of the experts, as transformers' expert parallelism routes."""
     layer.args[1][:, 0] = 4
     layer.args[2][:, 0] = 0.0
-    own = layer()
-    ours, calls, _ = layer.calls()
-    assert calls == 1
-    torch.testing.assert_close(ours, own)
+    layer.check()
 
 
 @only(GATED)
@@ -539,10 +536,7 @@ def test_other_activations_are_left(case: str, layer: Layer) -> None:
 @only(GATED, EXPERTS)
 def test_activations_that_our_ops_know(name: str, layer: Layer, transformers: Any) -> None:
     layer.module.act_fn = transformers.activations.ACT2FN[name]
-    own = layer()
-    ours, calls, _ = layer.calls()
-    assert calls == 1
-    torch.testing.assert_close(ours, own)
+    layer.check()
 
 
 @only(GATED)
@@ -596,10 +590,7 @@ def test_batch_invariant_rows_have_the_same_bits_with_few_rows_and_with_gradient
 @only(NORM)
 def test_an_epsilon_that_is_no_float_is_left(layer: Layer) -> None:
     layer.module.variance_epsilon = torch.tensor(1e-6)
-    own = layer()
-    ours, calls, _ = layer.calls()
-    assert calls == 0
-    torch.testing.assert_close(ours, own)
+    layer.check(served=0)
 
 
 @only(EXPERTS)

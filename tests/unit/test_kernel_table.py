@@ -83,6 +83,15 @@ def test_loops_over_dtypes_and_tables() -> None:
     assert last.archs == ("sm_90a",)
 
 
+def test_the_documented_table_is_one() -> None:
+    text = (KERNELS / "README.md").read_text()
+    kernels = kernel_table.parse_table(text, KERNELS / "matmul" / "simt.cu")
+    assert [kernel.name for kernel in kernels][:2] == [
+        *("simt_matmul_f32_nn_128x128x8", "simt_matmul_f32_nn_64x64x16"),
+    ]
+    assert len(kernels) == 16
+
+
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
