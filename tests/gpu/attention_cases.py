@@ -21,7 +21,8 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-HALVES = ("float16", "bfloat16")
+SHORT = {"float16": "f16", "bfloat16": "bf16"}  # in the names of kernels
+HALVES = tuple(SHORT)
 FUSED = (*HALVES, "float32")
 
 

@@ -1,4 +1,4 @@
-"""Which kernels a part of a test launched, by PyTorch's profiler."""
+"""Which kernels a part of a test launched, by PyTorch's profiler, or the process has loaded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from torch_cubin._native import library
+
+
+def kernels_loaded() -> set[str]:
+    """The names of those of the catalog that a call of this process has used."""
+    return {kernel["name"] for kernel in library.catalog()["loaded"]}
 
 
 @contextmanager

@@ -8,8 +8,7 @@ import itertools
 import pytest
 import torch
 from gpu import attention_child
-
-from torch_cubin._native import library
+from gpu.profiled import kernels_loaded
 
 # The lanes that split a row of scores: keys of each.
 KEYS = {"8": 300, "1": 5000}  # by the kernel's last number, rows a block
@@ -36,7 +35,7 @@ def test_wide_heads_are_composed(dtype: torch.dtype) -> None:
                 wrong.append(f"{dtype} {keys} keys, {rows} rows a block, {given}: {name}")
     assert wrong == []
     short = {torch.float32: "f32", torch.float64: "f64"}[dtype]
-    loaded = {kernel["name"] for kernel in library.catalog()["loaded"]}
+    loaded = kernels_loaded()
     kinds = ("forward", "backward")
     assert {f"rows_softmax_{short}_{kind}_{n}" for kind in kinds for n in KEYS} - loaded == set()
 
@@ -56,5 +55,5 @@ def test_dropout_of_weights(dtype: torch.dtype, keys: int) -> None:
     assert drop(weights.cuda(), seed.cuda(), 1.0).eq(0).all()
     short = {torch.float32: "f32", torch.float64: "f64"}[dtype]
     rows = {length: rows for rows, length in KEYS.items()}[keys]
-    loaded = {kernel["name"] for kernel in library.catalog()["loaded"]}
+    loaded = kernels_loaded()
     assert f"rows_softmax_{short}_dropout_{rows}" in loaded

@@ -59,13 +59,12 @@ def draw_mask(kind: str, shape: tuple[int, ...], dtype: torch.dtype, g) -> torch
 
 
 def kernels_expected(head_dim: int, name: str) -> set[str]:
-    short = {"float16": "f16", "bfloat16": "bf16"}[name]
     tile = {64: "128x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
     return {
         "sm90_added_mask_attention",
-        f"sm90_attention_{short}_added_{tile}",
+        f"sm90_attention_{ac.SHORT[name]}_added_{tile}",
         "sm90_backward_added_mask_attention",
-        f"sm90_backward_attention_{short}_added_{ac.sm90_backward_tile(head_dim)}",
+        f"sm90_backward_attention_{ac.SHORT[name]}_added_{ac.sm90_backward_tile(head_dim)}",
     }
 
 
@@ -120,14 +119,13 @@ def test_options_beside_masks_of_numbers(
     want = ar.reference(q, k, v, grad, mask, kept, **rest)
     label = f"{name} {head_dim} {floats} {option}"
     ar.check(name, label, ours, want, logsumexp)
-    short = {"float16": "f16", "bfloat16": "bf16"}[name]
     if option == "sinks":  # which these kernels take, too
         assert kernels >= kernels_expected(head_dim, name)
         return
     tile = {64: "128x128x64", 128: "128x128x128", 256: "128x64x256"}[head_dim]
-    assert f"sm90_attention_{short}_general_added_{tile}" in kernels
+    assert f"sm90_attention_{ac.SHORT[name]}_general_added_{tile}" in kernels
     tile = ac.sm90_backward_tile(head_dim)
-    assert f"sm90_backward_attention_{short}_general_{tile}" in kernels
+    assert f"sm90_backward_attention_{ac.SHORT[name]}_general_{tile}" in kernels
 
 
 # Those that a mask of float16 holds, and the others.

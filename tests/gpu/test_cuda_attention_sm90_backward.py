@@ -9,10 +9,9 @@ import torch
 from gpu import attention_cases as ac
 from gpu import attention_reference as ar
 from gpu import cases, hopper
-from gpu.profiled import kernels_that_run
+from gpu.profiled import kernels_loaded, kernels_that_run
 
 import torch_cubin
-from torch_cubin._native import library
 
 pytestmark = hopper.for_kernels
 
@@ -46,10 +45,6 @@ CALLS = [
 ]
 
 
-def kernels_loaded() -> set[str]:
-    return {entry["name"] for entry in library.catalog()["loaded"]}
-
-
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("name", ac.HALVES)
 def test_gradients_against_float64(name: str, head_dim: int, nan_memory) -> None:
@@ -68,8 +63,10 @@ def test_gradients_against_float64(name: str, head_dim: int, nan_memory) -> None
                 )
             label = f"{name} {width}/{width_v} {CALLS[number]}"
             ar.check_call(name, label, q, k, v, grad, **options)
-    short = {"float16": "f16", "bfloat16": "bf16"}[name]
-    assert f"sm90_backward_attention_{short}_{ac.sm90_backward_tile(head_dim)}" in kernels_loaded()
+    assert (
+        f"sm90_backward_attention_{ac.SHORT[name]}_{ac.sm90_backward_tile(head_dim)}"
+        in kernels_loaded()
+    )
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 256])
@@ -97,9 +94,8 @@ def test_gradients_of_a_sequence_among_others(head_dim: int) -> None:
 def test_wide_heads_without_pairs_of_blocks(name: str, child) -> None:
     answer = child.check()
     assert answer["wrong"] == []
-    short = {"float16": "f16", "bfloat16": "bf16"}[name]
-    assert f"sm90_backward_attention_{short}_added_64x64x256" in answer["loaded"]
-    assert f"sm90_backward_attention_{short}_general_64x64x256" in answer["loaded"]
+    assert f"sm90_backward_attention_{ac.SHORT[name]}_added_64x64x256" in answer["loaded"]
+    assert f"sm90_backward_attention_{ac.SHORT[name]}_general_64x64x256" in answer["loaded"]
     assert not any(x.endswith(("64x128x256", "48x256x128")) for x in answer["loaded"])
     assert name == "float16" or "sm90_e4m3_backward_attention_48x128x128" in answer["loaded"]
 
@@ -124,8 +120,7 @@ def test_wide_heads_with_options(name: str, kind: str, nan_memory) -> None:
         if kind == "no scale":
             assert not any(bool(x.any()) for x in ours[1:3])
         if rows * columns > 200_000:  # the portable kernels are quicker for few
-            short = {"float16": "f16", "bfloat16": "bf16"}[name]
-            assert f"sm90_backward_attention_{short}_general_64x128x256" in names
+            assert f"sm90_backward_attention_{ac.SHORT[name]}_general_64x128x256" in names
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -9,13 +9,10 @@ import torch
 from gpu import attention_cases as ac
 from gpu import attention_reference as ar
 from gpu import hopper
-from gpu.profiled import kernels_that_run
-
-from torch_cubin._native import library
+from gpu.profiled import kernels_loaded, kernels_that_run
 
 pytestmark = hopper.for_kernels
 
-SHORT = {"float16": "f16", "bfloat16": "bf16"}
 RANDOM = [(name, seed) for name in ac.HALVES for seed in ("11", "12")]
 
 
@@ -27,13 +24,13 @@ def test_random_options(name: str, seed: str, child) -> None:
     """120 random calls per process, in which these kernels compute everything that they support."""
     answer = child.check()
     assert answer["wrong"] == []
-    loaded = {x for x in answer["loaded"] if SHORT[name] in x.split("_")}
+    loaded = {x for x in answer["loaded"] if ac.SHORT[name] in x.split("_")}
     for tile in ("128x128x64", "128x128x128", "128x64x256"):
-        assert f"sm90_attention_{SHORT[name]}_general_{tile}" in loaded
+        assert f"sm90_attention_{ac.SHORT[name]}_general_{tile}" in loaded
     for tile in ("96x128x64", "48x128x128", "64x128x256"):
-        assert f"sm90_backward_attention_{SHORT[name]}_general_{tile}" in loaded
+        assert f"sm90_backward_attention_{ac.SHORT[name]}_general_{tile}" in loaded
     assert any("general_added" in x for x in loaded)
-    assert any(x.startswith(f"sm90_backward_attention_{SHORT[name]}_added") for x in loaded)
+    assert any(x.startswith(f"sm90_backward_attention_{ac.SHORT[name]}_added") for x in loaded)
     assert {"sm90_mask_attention", "sm90_added_mask_attention"} <= set(answer["loaded"])
 
 
@@ -197,7 +194,7 @@ def test_boolean_masks_by_tile(kind: str, head_dim: int, nan_memory) -> None:
         ar.check("bfloat16", label, [answers[0][0]], want, answers[0][1])
         for x, y in zip(*answers, strict=True):
             numerics.check_bits(x, y)
-    names = {entry["name"] for entry in library.catalog()["loaded"]}
+    names = kernels_loaded()
     assert "sm90_mask_attention" in names
 
 

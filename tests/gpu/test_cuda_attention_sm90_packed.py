@@ -11,9 +11,9 @@ import torch
 from gpu import attention_cases as ac
 from gpu import attention_reference as ar
 from gpu import cases, hopper
+from gpu.profiled import kernels_loaded
 
 import torch_cubin
-from torch_cubin._native import library
 
 pytestmark = hopper.for_kernels
 
@@ -36,10 +36,6 @@ OPTIONS = [
 def offsets(lengths, before: int = 0) -> torch.Tensor:
     at = list(itertools.accumulate(lengths, initial=before))
     return torch.tensor(at, dtype=torch.int32, device=ac.DEVICE)
-
-
-def kernels_loaded() -> set[str]:
-    return {entry["name"] for entry in library.catalog()["loaded"]}
 
 
 def draw(dtype, g, q_rows, k_rows, heads, kv_heads, width, width_v, layout=None):
@@ -75,12 +71,12 @@ def test_against_float64(name: str, head_dim: int, nan_memory) -> None:
         want = ar.packed_reference(q, k, v, grad, q_at.tolist(), k_at.tolist(), options)
         label = f"{name} {widths} {OPTIONS[number]} {named.get('max_seqlen_q')}"
         ar.check(name, label, ours, want, logsumexp)
-    short = {"float16": "f16", "bfloat16": "bf16"}[name]
     loaded = kernels_loaded()
     assert any(
-        x.startswith(f"sm90_attention_{short}") and x.endswith(f"x{head_dim}") for x in loaded
+        x.startswith(f"sm90_attention_{ac.SHORT[name]}") and x.endswith(f"x{head_dim}")
+        for x in loaded
     )
-    assert f"sm90_backward_attention_{short}_{ac.sm90_backward_tile(head_dim)}" in loaded
+    assert f"sm90_backward_attention_{ac.SHORT[name]}_{ac.sm90_backward_tile(head_dim)}" in loaded
     assert {"sm90_order_attention_queries", "sm90_order_attention_keys"} <= loaded
 
 
