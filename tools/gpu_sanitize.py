@@ -6,9 +6,9 @@
 
 `kernels` runs every built kernel for Hopper under memcheck, racecheck, synccheck and initcheck, by
 the scenarios of tests/gpu/sanitized.py, except those whose cubins the record has already, and joins
-what it found into tests/gpu/last_sanitized.json, scenario by scenario: a run that is ended early
-keeps what was done. Exit status 1 if a tool reported a kernel, a scenario did not end well, or a
-kernel was not run.
+what it found into tests/gpu/last_sanitized.json, scenario by scenario. When its time is up,
+scenarios end after the call that runs, and what they have run counts. Exit status 1 if a tool
+reported a kernel, a scenario did not end well, or a kernel was not run.
 
 A tool runs tests, by default all files of tests/gpu except those in SKIPPED below. PyTorch's
 caching allocator is off, so that each tensor is a separate allocation that ends at its last element
@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
-import contextlib
 import datetime
 import json
 import os
@@ -37,7 +36,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RACECHECKS = 8  # of a GPU at once: more of them only take longer
+RACECHECKS = 8  # of a GPU at once, beside `processes` of other tools: more only take longer
+LEAST_SECONDS = 25  # for which a scenario is started; the start takes 5 to 8
+SECONDS_TO_END = 12  # of a scenario whose time is up: of the call that runs, and of the tool
 # Files that mostly compile, run sanitizers themselves, lose contexts, or need all GPU memory.
 SKIPPED = (
     *("aoti", "cpp", "define_op_torch", "examples", "faults", "huge", "limits", "memory"),
@@ -141,8 +142,8 @@ def run_kernels(processes: int, seconds: float) -> int:
     """Joins what the record lacks into it."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     import torch
+    from gpu import answers, run_child, sanitized
     from gpu import record as of_suite
-    from gpu import run_child, sanitized
 
     ends = time.monotonic() + seconds
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -157,7 +158,7 @@ def run_kernels(processes: int, seconds: float) -> int:
         "sources": of_suite.source_hash(ROOT),
     }
     work = []
-    for tool in sanitized.TOOLS:
+    for tool in reversed(sanitized.TOOLS):  # the slowest first
         absent = sanitized.missing(record, kernels, tool)
         may_add = {
             scenario: sum(bool(re.search(scenario.kernels, name)) for name in absent)
@@ -165,21 +166,19 @@ def run_kernels(processes: int, seconds: float) -> int:
         }
         first = sorted(may_add, key=lambda scenario: -may_add[scenario])
         work += [(tool, scenario) for scenario in first if may_add[scenario]]
-    failed, turns = [], threading.Semaphore(RACECHECKS * len(gpus))
+    failed = []
 
-    def one(number: int) -> None:
-        with turns if work[number][0] == "racecheck" else contextlib.nullcontext():
-            watch(number, *work[number])
-
-    def watch(number: int, tool: str, scenario: sanitized.Scenario) -> None:
+    def watch(number: int) -> None:
+        tool, scenario = work[number]
+        label = f"{tool} {scenario.name} {' '.join(scenario.arguments)}"
         left, began = ends - time.monotonic(), time.monotonic()
-        if left < 5:
-            failed.append(f"{tool} {scenario.name}: no time left")
+        if left < LEAST_SECONDS:
+            failed.append(f"{label}: no time left")
             return
         # One thread each: their processes share the processors.
-        own = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)], "OMP_NUM_THREADS": "1"}
+        own = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)], "OMP_NUM_THREADS": "1",
+               answers.ENDS: str(time.time() + left - SECONDS_TO_END)}  # fmt: skip
         done = run_child.run(scenario.name, tool, *scenario.arguments, seconds=left, variables=own)
-        label = f"{tool} {scenario.name} {' '.join(scenario.arguments)}"
         named = sanitized.named_in(done.output, kernels) if done.returncode == 86 else {}
         wrong = done.answer.get("wrong", ["no answer"])
         with lock:
@@ -195,12 +194,18 @@ def run_kernels(processes: int, seconds: float) -> int:
                     failed.append(f"{label}: more reports than are printed")
                 sanitized.join(record, about, tool, ran, named)
                 sanitized.write(ROOT, record, kernels)
-            took = time.monotonic() - began
-            print(f"{label}: {len(done.kernels)} kernels, {len(named)} reported, {took:.0f} s",
-                  flush=True)  # fmt: skip
+            took, early = time.monotonic() - began, done.answer.get("was_ended", False)
+            print(f"{label}: {len(done.kernels)} kernels, {len(named)} reported, {took:.0f} s"
+                  f"{', ended early' if early else ''}", flush=True)  # fmt: skip
 
-    with concurrent.futures.ThreadPoolExecutor(processes) as pool:
-        list(pool.map(one, range(len(work))))
+    slow = [number for number, (tool, _) in enumerate(work) if tool == "racecheck"]
+    with (
+        concurrent.futures.ThreadPoolExecutor(RACECHECKS * len(gpus)) as of_races,
+        concurrent.futures.ThreadPoolExecutor(processes) as others,
+    ):
+        races = of_races.map(watch, slow)
+        list(others.map(watch, range(len(slow), len(work))))
+        list(races)
     print(*failed, sanitized.describe(ROOT), sep="\n")
     for tool in sanitized.TOOLS:
         if absent := sanitized.missing(record, kernels, tool):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from gpu import sanitized  # noqa: E402
+from gpu import answers, sanitized  # noqa: E402
 
 RUN = {"date": "2026-11-30 15:00 UTC", "gpu": "G"}
 LATER = {"date": "2026-12-01 09:00 UTC", "gpu": "G"}
@@ -108,3 +110,24 @@ def test_a_summary_says_whether_reports_were_cut_off() -> None:
     assert not sanitized.is_cut_off("========= ERROR SUMMARY: 99999 errors")
     assert sanitized.is_cut_off("========= ERROR SUMMARY: 204800 errors")
     assert sanitized.is_cut_off("========= RACECHECK SUMMARY: 100000 hazards displayed")
+
+
+def test_a_scenario_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def endless(seconds: str) -> dict:
+        while True:
+            time.sleep(float(seconds))
+
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+    before = signal.getsignal(signal.SIGALRM)
+    monkeypatch.setenv(answers.ENDS, str(time.time() + 60))
+    try:
+        assert answers.in_time(lambda *given: {"given": given}, "a", "b") == {"given": ("a", "b")}
+        monkeypatch.setenv(answers.ENDS, str(time.time() + 0.2))
+        assert answers.in_time(endless, "0.01") == {"wrong": [], "was_ended": True}
+        assert waits == [1]
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
