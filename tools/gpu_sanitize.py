@@ -157,19 +157,28 @@ def run_kernels(processes: int, seconds: float) -> int:
         "torch": torch.__version__,
         "sources": of_suite.source_hash(ROOT),
     }
-    work = []
+
+    def absent_of(tool: str) -> list[str]:
+        """Also those that it reported: a scenario may have been to blame."""
+        return sorted({*sanitized.missing(record, kernels, tool), *record["reports"].get(tool, {})})
+
+    work = []  # with the names of kernels that it may add
     for tool in reversed(sanitized.TOOLS):  # the slowest first
-        absent = sanitized.missing(record, kernels, tool)
+        absent = absent_of(tool)
         may_add = {
-            scenario: sum(bool(re.search(scenario.kernels, name)) for name in absent)
+            scenario: [name for name in absent if re.search(scenario.kernels, name)]
             for scenario in sanitized.SCENARIOS
         }
-        first = sorted(may_add, key=lambda scenario: -may_add[scenario])
-        work += [(tool, scenario) for scenario in first if may_add[scenario]]
+        first = sorted(may_add, key=lambda scenario: -len(may_add[scenario]))
+        work += [(tool, scenario, may_add[scenario]) for scenario in first if may_add[scenario]]
     failed = []
 
     def watch(number: int) -> None:
-        tool, scenario = work[number]
+        tool, scenario, may_add = work[number]
+        with lock:  # others may have added some meanwhile
+            absent = sorted({*may_add} & {*absent_of(tool)})
+        if not absent:
+            return
         label = f"{tool} {scenario.name} {' '.join(scenario.arguments)}"
         left, began = ends - time.monotonic(), time.monotonic()
         if left < LEAST_SECONDS:
@@ -178,7 +187,11 @@ def run_kernels(processes: int, seconds: float) -> int:
         # One thread each: their processes share the processors.
         own = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)], "OMP_NUM_THREADS": "1",
                answers.ENDS: str(time.time() + left - SECONDS_TO_END)}  # fmt: skip
-        done = run_child.run(scenario.name, tool, *scenario.arguments, seconds=left, variables=own)
+        # initcheck has to see what the others write.
+        watched = () if tool == "initcheck" else absent
+        done = run_child.run(
+            scenario.name, tool, *scenario.arguments, seconds=left, variables=own, watched=watched
+        )
         named = sanitized.named_in(done.output, kernels) if done.returncode == 86 else {}
         wrong = done.answer.get("wrong", ["no answer"])
         with lock:
@@ -187,8 +200,7 @@ def run_kernels(processes: int, seconds: float) -> int:
                 failed.append(f"{label}: exit status {done.returncode}, wrong: {wrong}"[:500])
             else:
                 # Not what a call of PyTorch's or a copy happened to run.
-                mine = [name for name in done.kernels if re.search(scenario.kernels, name)]
-                ran = {name: kernels[name] for name in mine if name in kernels}
+                ran = {name: kernels[name] for name in absent if name in done.kernels}
                 if sanitized.is_cut_off(done.output):  # one that is not named may be next
                     ran = {name: cubin for name, cubin in ran.items() if name in named}
                     failed.append(f"{label}: more reports than are printed")
@@ -198,7 +210,7 @@ def run_kernels(processes: int, seconds: float) -> int:
             print(f"{label}: {len(done.kernels)} kernels, {len(named)} reported, {took:.0f} s"
                   f"{', ended early' if early else ''}", flush=True)  # fmt: skip
 
-    slow = [number for number, (tool, _) in enumerate(work) if tool == "racecheck"]
+    slow = [number for number, (tool, *_) in enumerate(work) if tool == "racecheck"]
     with (
         concurrent.futures.ThreadPoolExecutor(RACECHECKS * len(gpus)) as of_races,
         concurrent.futures.ThreadPoolExecutor(processes) as others,

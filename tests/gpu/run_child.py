@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,8 +204,10 @@ def run(
     *arguments: str,
     seconds: float = TIMEOUT,
     variables: dict[str, str] | None = None,
+    watched: Iterable[str] = (),
 ) -> Result:
-    """Runs one scenario, with more variables in its environment. 'catalog KIND', '...sanitize
+    """Runs one scenario, with more variables in its environment; a sanitizer sees the kernels whose
+    names contain one of `watched`, if there are any. 'catalog KIND', '...sanitize
     TOOL', and 'tile', 'order', 'unaligned' and 'attention_tile', each with KIND TILE,
     'attention_options' and 'attention_alone' prepare what a child cannot."""
     environment = {**os.environ, **(variables or {})}
@@ -248,6 +251,8 @@ def run(
                 options += ["--num-cuda-barriers", "1024"]
             if names := sanitized.UNTRACKED.get(arguments[0]):
                 options += ["--kernel-name-exclude", ",".join(f"kns={name}" for name in names)]
+            for name in watched:  # the others run at their full speed
+                options += ["--kernel-name", f"kns={name}"]
             command = [tool, *options, *command]
         try:
             done = subprocess.run(
