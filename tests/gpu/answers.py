@@ -44,7 +44,7 @@ def in_time(scenario: Callable[..., dict], *arguments: str) -> dict[str, Any]:
     if ENDS not in os.environ:
         return scenario(*arguments)
     signal.signal(signal.SIGALRM, _end)
-    # Again and again: what is raised in a callback from C is lost.
+    # Again and again: an exception in a callback from C is lost.
     signal.setitimer(signal.ITIMER_REAL, max(float(os.environ[ENDS]) - time.time(), 0.1), 0.5)
     try:
         answer = scenario(*arguments)
