@@ -71,6 +71,12 @@ class PreloadedPython(contextlib.AbstractContextManager):
         texts = [file.read_text(errors="replace") for file in (output, errors)]
         return subprocess.CompletedProcess(list(argv), status, *texts)
 
+    def output(self, code: str, **options: object) -> str:
+        """What run() prints, which must end with status 0."""
+        done = self.run(code, **options)
+        assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-6000:]}"
+        return done.stdout
+
     def _ask(self, request: dict) -> None:
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -17,6 +16,7 @@ from contract_calls import op_of, refused
 from contracts import changed, define, new_name
 from fake_driver import tensors
 from faults.forked import forked
+from programs import output_of
 
 import torch_cubin
 from torch_cubin import errors
@@ -238,13 +238,7 @@ def test_an_error_of_the_environment_is_raised_by_the_first_call(driver, tmp_pat
         "TORCH_CUBIN_PACKAGES": f"/nowhere:{good}",
         "PYTHONPATH": str(contracts.DATA.parent),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
+    printed = output_of([sys.executable, "-c", textwrap.dedent(code)], env=environment)
+    first, second = printed.splitlines()
     assert first.startswith("torch_cubin [file]: package '/nowhere' does not exist")
     assert second == "torch.Size([0])"

@@ -16,6 +16,7 @@ from fake_driver.build import cuda_include
 from faults.forked import error_of, forked
 from in_threads import in_threads
 from preloaded import PreloadedPython
+from programs import output_of
 
 import torch_cubin
 from torch_cubin import errors
@@ -127,9 +128,7 @@ def test_no_driver_at_all(tmp_path):
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.strip().splitlines()
+    lines = output_of(command, env=environment).strip().splitlines()
     assert len(lines) == 2
     for line in lines:
         assert line.startswith("DriverError torch_cubin [driver]: libcuda.so.1 could not be opened")

@@ -17,6 +17,7 @@ import pytest
 import torch
 from built_once import BUILD, built_once
 from fake_driver.build import build
+from programs import output_of
 
 import torch_cubin
 from torch_cubin import cpp
@@ -63,15 +64,11 @@ def checks() -> Path:
 
 
 def run(program: Path, folder: Path, *arguments: str, **environment: str) -> str:
-    done = subprocess.run(
+    return output_of(
         [str(program), *arguments],
         env={**os.environ, "LD_LIBRARY_PATH": str(folder), "FAKE_CUDA_DEVICES": "2", **environment},
-        capture_output=True,
-        text=True,
         timeout=300,
     )
-    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
 
 
 @pytest.mark.parametrize("linkage", ["shared", "static"])
@@ -150,8 +147,7 @@ def examples() -> Path:
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             }
             for step in (command, ["cmake", "--build", str(unfinished), "-j2"]):
-                done = subprocess.run(step, capture_output=True, text=True, env=environment)
-                assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+                output_of(step, env=environment)
     return output
 
 

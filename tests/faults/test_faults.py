@@ -113,5 +113,4 @@ def run_on_the_fake_driver(name: str, launcher: str, python: PreloadedPython) ->
     arguments = ["-q", "-x", "-p", "no:cacheprovider", "-o", "python_files=fake_*.py"]
     arguments.append(str(HERE / f"{name}.py"))
     code = f"import sys, pytest; sys.exit(pytest.main({arguments!r}))"
-    done = python.run(code, env=environment, cwd=ROOT, timeout=300)
-    assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-4000:]}"
+    python.output(code, env=environment, cwd=ROOT, timeout=300)

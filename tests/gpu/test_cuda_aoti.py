@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import output_of
 
 import torch_cubin
 from torch_cubin import embed
@@ -30,9 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
         "TORCHINDUCTOR_VEC_ISA_OK": "0",
     }
-    done = subprocess.run(command, capture_output=True, text=True, timeout=230, env=environment)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return folder, done.stdout
+    return folder, output_of(command, timeout=230, env=environment)
 
 
 def run(folder: Path, packages: str | Path) -> subprocess.CompletedProcess:

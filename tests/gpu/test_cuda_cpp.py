@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import output_of
 
 import torch_cubin
 from torch_cubin import cpp, embed
@@ -38,15 +39,9 @@ def built(folder: Path, *sources: Path, torch: bool = False, options: tuple[str,
 
 
 def run(program: Path, *arguments: object, **environment: str) -> str:
-    done = subprocess.run(
-        [str(program), *map(str, arguments)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=200,
+    return output_of(
+        [str(program), *map(str, arguments)], env={**os.environ, **environment}, timeout=200
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def test_cubin_h_on_every_device(tmp_path: Path) -> None:

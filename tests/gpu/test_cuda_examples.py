@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import c_layouts
 import pytest
 import serving_page
 import torch
+from programs import output_of
 
 import torch_cubin
 
@@ -82,10 +82,9 @@ def test_program_of_the_page_of_entry_points() -> None:
     """In a process of its own: install() and transformers' registrations stay."""
     pytest.importorskip("transformers")
     program = [sys.executable, "-c", serving_page.program()]
-    done = subprocess.run(program, capture_output=True, text=True, cwd=EXAMPLES.parent)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
-    of_install, of_drop_in = done.stdout.split("served by cubin ops")[1:]
+    printed = output_of(program, cwd=EXAMPLES.parent)
+    print(printed)
+    of_install, of_drop_in = printed.split("served by cubin ops")[1:]
     assert "aten::_scaled_dot_product" in of_install
     for report in (of_install, of_drop_in):
         assert "aten::addmm" in report

@@ -286,10 +286,9 @@ except errors.InternalError as error:
 print(aten_kernels.is_ours("addmm", "CPU"), torch.mm(torch.ones(2, 2), torch.ones(2, 2)).sum())
 """
     missing = {**os.environ, "TORCH_CUBIN_TEST_MISSING": "aoti_torch_cpu_bmm_out"}
-    done = fresh_python.run(code, env=missing)
-    assert done.returncode == 0, done.stderr
-    assert "torch_cubin [internal]: PyTorch lacks C functions" in done.stdout
-    assert done.stdout.endswith("False tensor(8.)\n")
+    printed = fresh_python.output(code, env=missing)
+    assert "torch_cubin [internal]: PyTorch lacks C functions" in printed
+    assert printed.endswith("False tensor(8.)\n")
 
 
 def _python(code: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
@@ -743,9 +742,7 @@ print(wrong, sums)
 
 @pytest.mark.parametrize("again", range(5))
 def test_the_first_registration_beside_threads_that_multiply(fresh_python, again) -> None:
-    done = fresh_python.run(_FIRST)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[] [False, True]\n"
+    assert fresh_python.output(_FIRST) == "[] [False, True]\n"
 
 
 # --- the environment variable ---

@@ -8,12 +8,12 @@ import importlib.util
 import os
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from programs import output_of
 from torch.utils import cpp_extension
 
 import torch_cubin  # noqa: F401  (registers the reference)
@@ -106,10 +106,7 @@ def host(tmp_path_factory):
             "-ltorch_cpu",
             "-ldl",
         ]
-        done = subprocess.run(
-            [*command, "-o", str(target / library.name)], capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+        output_of([*command, "-o", str(target / library.name)])
         BUILD.mkdir(parents=True, exist_ok=True)
         for old in BUILD.glob("attention_host-*.so"):
             old.unlink(missing_ok=True)

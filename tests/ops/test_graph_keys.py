@@ -6,13 +6,13 @@ import functools
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from declared import cube, schema
+from programs import output_of
 from torch._inductor.utils import fresh_cache
 
 from torch_cubin._inductor import keys
@@ -196,9 +196,10 @@ elif {change!r} == "without sources":
 assert keys.of_package() == keys.of_package()
 print(keys.of_package() == keys.digest_of_code(folder))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        cwd="/", capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(change in ("none", "linked"))
+    printed = output_of(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd="/",
+        timeout=300,
+    )
+    assert printed.strip() == str(change in ("none", "linked"))

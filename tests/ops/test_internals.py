@@ -7,13 +7,13 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from programs import output_of
 
 from torch_cubin._pytorch import transforms
 from torch_cubin._pytorch.internals import Feature
@@ -123,21 +123,13 @@ def test_a_missing_name_is_reported_with_what_needs_it(monkeypatch):
 
 def run_file(path: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of([sys.executable, str(path)], env=environment)
 
 
 def run(code: str) -> str:
     environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return output_of([sys.executable, "-c", code], env=environment).strip()
 
 
 def test_dual_levels_and_transforms_are_seen():
@@ -161,9 +153,7 @@ print(sorted({name.split(".")[0] for name in set(sys.modules) - before} - {"torc
 print(sorted(name for name in set(sys.modules) - before if name.startswith("torch.")))
 print(sorted(name for name in sys.modules if name.startswith("torch_cubin.")))
 """
-    done = torch_python.run(code)
-    assert done.returncode == 0, done.stderr
-    others, of_torch, ours = done.stdout.splitlines()
+    others, of_torch, ours = torch_python.output(code).splitlines()
     for heavy in ("triton", "sympy", "numpy"):
         assert heavy not in others
     for heavy in ("torch._dynamo", "torch._inductor", "torch.utils.flop_counter"):
@@ -204,7 +194,5 @@ import torch_cubin
 torch.ops.cubin.matmul(torch.ones(2, 2), torch.ones(2, 2))
 print(before, "libcuda.so" in open("/proc/self/maps").read())
 """
-    done = torch_python.run(code)
-    assert done.returncode == 0, done.stderr
-    before, after = done.stdout.split()
+    before, after = torch_python.output(code).split()
     assert before == after

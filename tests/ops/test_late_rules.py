@@ -73,9 +73,7 @@ for _ in range(2):
     {CALLS[module].strip().replace(chr(10), chr(10) + "    ")}
 print("torch_cubin._ops.{module}" in set(sys.modules) - before)
 """
-    done = torch_python.run(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "True"
+    assert torch_python.output(code).strip() == "True"
 
 
 CALL_OF_A_RULE = "torch.vmap(torch.ops.cubin.matmul)(torch.ones(1, 2, 2), torch.ones(1, 2, 2))"
@@ -132,9 +130,7 @@ thread.join()
 call()
 print(os.waitpid(child, 0)[1])
 """
-    done = torch_python.run(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "0"
+    assert torch_python.output(code).strip() == "0"
 
 
 def test_a_fork_below_an_import_does_not_wait_for_it(torch_python) -> None:
@@ -155,9 +151,7 @@ begin = time.monotonic()
 torch_cubin.TensorMap
 print(time.monotonic() - begin < 5)
 """
-    done = torch_python.run(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "True"
+    assert torch_python.output(code).strip() == "True"
 
 
 def test_no_import_is_compiled(torch_python) -> None:
@@ -191,9 +185,7 @@ assert torch.equal(a.grad, torch.full((2, 2), 4.0))
 assert any("function" in each for each in seen)
 print([each for each in seen if "/torch_cubin/_ops/" in each or "importlib" in each])
 """
-    done = torch_python.run(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    assert torch_python.output(code).strip() == "[]"
 
 
 def test_install_imports_no_rules(torch_python) -> None:
@@ -205,6 +197,4 @@ with torch_cubin.install():
     names = ("attention_checks", "autograd", "sharding", "vmap")
     print([name for name in names if f"torch_cubin._ops.{name}" in sys.modules])
 """
-    done = torch_python.run(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    assert torch_python.output(code).strip() == "[]"

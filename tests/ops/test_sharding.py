@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from programs import output_of
 from torchrun import ROOT, torchrun
 
 HERE = Path(__file__).resolve().parent
@@ -25,8 +25,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> dict:
     paths = [str(HERE.parents[1]), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "sharding_worker.py"), str(RANKS), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    output_of(command, env=environment, timeout=300)
     answers = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
     assert all(each == answers[0] for each in answers)
     return answers[0]

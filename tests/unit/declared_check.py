@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import cubin_check
+from programs import output_of
 
 DECLARED = cubin_check.CSRC / "declared"
 
@@ -24,6 +24,4 @@ def program() -> Path:
 def run(kind: str, inputs: Sequence[Any]) -> list[dict[str, Any]]:
     """The program's answer to each input. `kind`: "expressions" or "schemas"."""
     text = "".join(json.dumps(value) + "\n" for value in inputs)
-    done = subprocess.run([program(), kind], input=text, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in output_of([program(), kind], input=text).splitlines()]

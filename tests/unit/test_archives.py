@@ -155,9 +155,8 @@ def read(torch_python: PreloadedPython) -> Callable[..., list[dict]]:
     def answers(*folders: Path) -> list[dict]:
         found = []
         for folder in folders:
-            done = torch_python.run(READ, argv=("-c", str(folder)))
-            assert done.returncode == 0, done.stderr
-            found += [json.loads(line) for line in done.stdout.splitlines()]
+            printed = torch_python.output(READ, argv=("-c", str(folder)))
+            found += [json.loads(line) for line in printed.splitlines()]
         return found
 
     return answers
@@ -290,9 +289,7 @@ def test_threads_read_archives_at_the_same_time(plain, tmp_path, torch_python, m
     (source / "manifest.json").write_text(json.dumps({**manifest, "kernels": kernels}))
     write(source, folder)
     environment = {**os.environ, "TORCH_CUBIN_CATALOG": str(folder)}
-    done = torch_python.run(THREADS, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{len(kernels)} []\n"
+    assert torch_python.output(THREADS, env=environment) == f"{len(kernels)} []\n"
 
 
 FORKS = """
@@ -330,9 +327,7 @@ def test_a_child_forked_while_a_thread_decompresses_reads_the_archive(
     (source / "manifest.json").write_text(json.dumps(manifest))
     write(source, folder)
     environment = {**os.environ, "TORCH_CUBIN_CATALOG": str(folder)}
-    done = torch_python.run(FORKS, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[0, 0]\n"
+    assert torch_python.output(FORKS, env=environment) == "[0, 0]\n"
 
 
 def test_an_archive_is_an_ordinary_lzma_file(plain, archived) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from c_declarations import PLAIN
+from programs import output_of
 
 import torch_cubin
 
@@ -44,8 +44,7 @@ def test_declarations_are_laid_out_as_nvcc_does(tmp_path: Path) -> None:
     source, cubin = tmp_path / "layout.cu", tmp_path / "layout.cubin"
     source.write_text(includes + texts)
     command = [NVCC, "-std=c++17", "-w", "-arch=sm_90a", "-cubin", source, "-o", cubin]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(command, timeout=300)
     kernels = torch_cubin.inspect(cubin)
     wrong = {name: (kernels[kernel].params[0].size, size)
              for name, (kernel, size) in sizes.items()

@@ -79,9 +79,8 @@ def read(torch_python: PreloadedPython) -> Callable[..., list[dict]]:
     """What a fresh process, the same for all of the folders, makes of their manifests."""
 
     def answers(*folders: str) -> list[dict]:
-        done = torch_python.run(READ, argv=("-c", *folders))
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        printed = torch_python.output(READ, argv=("-c", *folders))
+        return [json.loads(line) for line in printed.splitlines()]
 
     return answers
 

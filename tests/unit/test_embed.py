@@ -18,6 +18,7 @@ import pytest
 import real_cubins
 import torch
 from preloaded import PreloadedPython
+from programs import output_of
 from test_container_hostile import host, inspect, refused, tally
 
 import torch_cubin
@@ -265,9 +266,7 @@ def python(torch_python: PreloadedPython) -> Callable[..., str]:
 
     def run(code: str, *arguments: object, **environment: str) -> str:
         argv = ["-c", *map(str, arguments)]
-        done = torch_python.run(code, argv=argv, env={**os.environ, **environment})
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return torch_python.output(code, argv=argv, env={**os.environ, **environment})
 
     return run
 
@@ -297,9 +296,7 @@ def test_a_process_without_python_loads_it(package: tuple[Path, Path], tmp_path:
     subprocess.run(["gcc", source, "-o", program, "-ldl"], check=True)
     libtorch = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     library = ROOT / "torch_cubin" / "_C.so"
-    done = subprocess.run([program, libtorch, library, package[1]], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    (op,) = json.loads(done.stdout)["ops"]
+    (op,) = json.loads(output_of([program, libtorch, library, package[1]]))["ops"]
     assert (op["name"], op["state"]) == ("embedded::vec_add", "defined")
     done = subprocess.run([program, libtorch, library, tmp_path], capture_output=True, text=True)
     assert json.loads(done.stdout)["error"]["tag"] == "file"
@@ -331,12 +328,9 @@ def test_libraries_without_a_whole_package_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_wheel_with_one_shared_file() -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE / "run.py")], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "built mine-1.0-py3-none-linux_x86_64.whl" in done.stdout
-    assert "_kernels.abi3.so': sm_120a, sm_80, sm_90a; 1 kernel>" in done.stdout
+    printed = output_of([sys.executable, str(EXAMPLE / "run.py")], timeout=300)
+    assert "built mine-1.0-py3-none-linux_x86_64.whl" in printed
+    assert "_kernels.abi3.so': sm_120a, sm_80, sm_90a; 1 kernel>" in printed
 
 
 CMAKE = """
@@ -369,9 +363,7 @@ def test_cmake(language: str, suffix: str, tmp_path: Path) -> None:
     build = tmp_path / "build"
 
     def make() -> str:
-        done = subprocess.run(["cmake", "--build", build], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return output_of(["cmake", "--build", build])
 
     subprocess.run(["cmake", "-S", tmp_path, "-B", build], check=True, capture_output=True)
     make()
@@ -467,5 +459,4 @@ assert "setuptools" in before or "setuptools" not in sys.modules
 from torch_cubin import embed
 assert embed is torch_cubin.embed
 """
-    done = torch_python.run(code)
-    assert done.returncode == 0, done.stderr
+    torch_python.output(code)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import containers
 import cubin_check
 import pytest
 import real_cubins
+from programs import output_of
 
 FUZZ = cubin_check.ROOT / "tests" / "fuzz"
 sys.path.insert(0, str(FUZZ))
@@ -31,15 +31,10 @@ def corpus(formats: list[str]) -> list[str]:
 
 
 def replay(program: Path, inputs: list[str]) -> None:
-    found = subprocess.run(
-        [program, *inputs],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=dict(os.environ, ASAN_OPTIONS="detect_leaks=0"),
+    printed = output_of(
+        [program, *inputs], timeout=300, env=dict(os.environ, ASAN_OPTIONS="detect_leaks=0")
     )
-    assert found.returncode == 0, found.stderr[-4000:]
-    assert found.stdout == f"{len(inputs)} inputs\n"
+    assert printed == f"{len(inputs)} inputs\n"
 
 
 def test_the_corpus_is_small_and_whole() -> None:
@@ -104,8 +99,5 @@ def test_first_uses_by_many_threads() -> None:
     main = FUZZ.parent / "threads" / "first_use.cpp"
     program = program_of_declared_ops([main], sanitize=False)
     image = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
-    found = subprocess.run(
-        [program, image, FUZZ / "contracts.json"], capture_output=True, text=True, timeout=300
-    )
-    assert found.returncode == 0, found.stderr[-4000:]
-    assert found.stdout.startswith("first_use: 32 threads, ")
+    printed = output_of([program, image, FUZZ / "contracts.json"], timeout=300)
+    assert printed.startswith("first_use: 32 threads, ")

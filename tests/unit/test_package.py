@@ -134,9 +134,7 @@ def test_malformed_packages_are_refused(tmp_path: Path) -> None:
 
 def child(python: PreloadedPython, code: str, packages: str) -> str:
     environment = {**os.environ, "TORCH_CUBIN_PACKAGES": packages}
-    done = python.run(textwrap.dedent(code), env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python.output(textwrap.dedent(code), env=environment)
 
 
 def test_packages_of_the_environment(tmp_path: Path, torch_python) -> None:

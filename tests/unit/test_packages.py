@@ -115,8 +115,7 @@ assert _declared.find(b)._formula is not None
     ops = manifest_of(package)["ops"]
     names = " ".join(op["schema"].split("(")[0] for op in ops[:2])
     env = {**os.environ, "TORCH_CUBIN_PACKAGES": str(package), "NAMES": names}
-    done = torch_python.run(script, env=env)
-    assert done.returncode == 0, done.stderr
+    torch_python.output(script, env=env)
     env["TORCH_CUBIN_PACKAGES"] = str(package / "nowhere")
     done = torch_python.run(script, env=env)
     assert "torch_cubin [file]" in done.stderr

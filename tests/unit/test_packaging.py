@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from programs import output_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CUBINS = ROOT / "torch_cubin" / "cubins"
@@ -154,8 +155,7 @@ def wheel(tmp_path_factory) -> Path:
     env = {**os.environ, "TORCH_CUBIN_SKIP_KERNELS": "1", "PATH": path}
     command = [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", str(folder)]
     command += ["--compression", "stored"]  # compress_best() compresses it, once
-    answer = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-4000:]
+    output_of(command, env=env, cwd=ROOT)
     (made,) = folder.glob("*.whl")
     load_file("tools/portability.py").compress_best(made)
     return made
@@ -315,11 +315,7 @@ def fresh(wheel, tmp_path):
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
     def run(*command: object) -> str:
-        done = subprocess.run(
-            list(map(str, command)), cwd=project, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        return done.stdout.strip()
+        return output_of(command, cwd=project, env=environment).strip()
 
     return project, run
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import contracts
 import pytest
 from preloaded import PreloadedPython
+from programs import output_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
@@ -23,9 +24,10 @@ def forked(torch_python: PreloadedPython) -> Callable[..., list[str]]:
 
     def run(script: str, *, env: dict[str, str] | None = None) -> list[str]:
         path = [str(ROOT), str(TESTS), *sys.path]
-        done = torch_python.run(script, path=path, env={**os.environ, **(env or {})}, cwd=ROOT)
-        assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
-        return done.stdout.splitlines()
+        printed = torch_python.output(
+            script, path=path, env={**os.environ, **(env or {})}, cwd=ROOT
+        )
+        return printed.splitlines()
 
     return run
 
@@ -33,16 +35,13 @@ def forked(torch_python: PreloadedPython) -> Callable[..., list[str]]:
 def run(script: str, *folders: Path, env: dict[str, str] | None = None) -> list[str]:
     """What a process of its own prints, which must end well; `folders` come first on its path."""
     paths = os.pathsep.join(map(str, folders or (ROOT, TESTS)))
-    done = subprocess.run(
+    printed = output_of(
         [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
         timeout=300,
         env=dict(os.environ, PYTHONPATH=paths, **(env or {})),
         cwd=ROOT,
     )
-    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
-    return done.stdout.splitlines()
+    return printed.splitlines()
 
 
 DEFAULTS = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from cubin_check import json_include
+from programs import output_of
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = os.environ.get("CXX", "g++")
@@ -71,8 +71,7 @@ def compiled(source: str, name: str, folder: Path, *more: str) -> Path:
     file.write_text(source)
     library = folder / f"{name}.so"
     command = [COMPILER, "-std=c++17", "-O0", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}", str(file)]
-    done = subprocess.run([*command, *more, "-o", str(library)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    output_of([*command, *more, "-o", str(library)])
     return library
 
 
@@ -86,12 +85,10 @@ def reader(tmp_path_factory) -> Path:
 
 def answers(reader: Path, code: str, **environment: str) -> list[int]:
     program = f"import ctypes\n{code}"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(reader)], capture_output=True, text=True,
-        env={**os.environ, **environment},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [int(line) for line in done.stdout.split()]
+    printed = output_of(
+        [sys.executable, "-c", program, str(reader)], env={**os.environ, **environment}
+    )
+    return [int(line) for line in printed.split()]
 
 
 CASES = {

@@ -13,13 +13,13 @@ import os
 import random
 import shutil
 import stat
-import subprocess
 import sys
 import zipfile
 import zlib
 from pathlib import Path
 
 import pytest
+from programs import output_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -220,8 +220,7 @@ def test_pip_installs_the_wheel(tmp_path, monkeypatch, compressor):
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     command += ["--no-compile", "--target", str(site), str(wheel)]
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    output_of(command, env=environment)
     for name, _, data in ENTRIES:
         if not name.endswith("/"):
             assert (site / name).read_bytes() == data
@@ -235,5 +234,4 @@ def test_unzip_reads_the_wheel(tmp_path, monkeypatch, compressor):
     choose(monkeypatch, compressor)
     path = write(tmp_path / "tiny.whl", ENTRIES)
     portability.compress_best(path)
-    answer = subprocess.run(["unzip", "-tq", str(path)], capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    output_of(["unzip", "-tq", str(path)])

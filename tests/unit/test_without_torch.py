@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import real_cubins
+from programs import output_of
 
 import torch_cubin
 
@@ -159,8 +160,7 @@ def test_the_folders_for_cpp_build_where_they_are_copied_to(tmp_path) -> None:
          f"-DPython_EXECUTABLE={python_alone}"],
         ["cmake", "--build", build],
     ):  # fmt: skip
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        output_of([*map(str, command)])
     for kind in ("torch_cubin", "static"):
         names = subprocess.run(
             [build / f"mine_{kind}"], capture_output=True, text=True, check=True
