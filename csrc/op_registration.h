@@ -72,6 +72,17 @@ inline void define_public(OpLibrary& m, const std::string& name, const std::stri
     });                                                                       \
   })
 
+// The same if the strings name all of its tensors: with grad mode on to the raw op, too, where no
+// gradient can be taken.
+#define TC_BY_REQUIRES_GRAD(name, ...)                                       \
+  m.impl(name, [](StableIValue* stack, uint64_t, uint64_t) {                 \
+    call_with_tensors(name, {__VA_ARGS__}, stack, [stack] {                  \
+      constexpr const char* kTensors[] = {__VA_ARGS__};                      \
+      call_by_grad_mode("cubin::_" name, "cubin::_" name "_autograd", stack, \
+                        {static_cast<int>(std::size(kTensors)), 0});         \
+    });                                                                      \
+  })
+
 // The function itself checks what its kernel reads; the references are checked here.
 #define TC_CHECKED_cpu(name) WithMemory<kOp, &name##_cpu>::call
 #define TC_CHECKED_cuda(name) name##_cuda

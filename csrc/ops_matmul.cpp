@@ -79,8 +79,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
 }
 
 void implement_matmul_ops(OpLibrary& m) {
-  TC_BY_GRAD_MODE("matmul", "self", "other");
-  TC_BY_GRAD_MODE("addmm", "input", "mat1", "mat2");
+  TC_BY_REQUIRES_GRAD("matmul", "self", "other");
+  TC_BY_REQUIRES_GRAD("addmm", "input", "mat1", "mat2");
   TC_BY_GRAD_MODE("addmm_into", "out", "mat1", "mat2");
   TC_BY_GRAD_MODE("syrk", "x");
   TC_BY_GRAD_MODE("symm_square", "a");

@@ -13,6 +13,10 @@ namespace {
 // std::shared_ptr is returned in the same manner, so the pointee's type need not be known.
 using TryGetLevel = std::shared_ptr<void> (*)(uint64_t index);
 
+// at::functorch::getDynamicLayerStack(). A reference is returned as an address, and a std::vector
+// begins with the addresses of its first element and of its end.
+using LayerStack = const void* const* (*)();
+
 // c10::TensorImpl::requires_grad() const. A handle is the address of an at::Tensor, which holds one
 // pointer: to the TensorImpl.
 using RequiresGrad = bool (*)(const void* tensor_impl);
@@ -31,6 +35,13 @@ bool dual_level_is_open() {
   static const auto getter =
       find_function<TryGetLevel>("_ZN5torch8autograd14ForwardADLevel14try_get_by_idxEm");
   return getter != nullptr && getter(0) != nullptr;  // PyTorch opens levels from 0 on
+}
+
+bool transform_is_active() {
+  static const auto getter = find_function<LayerStack>("_ZN2at9functorch20getDynamicLayerStackEv");
+  if (getter == nullptr) return true;
+  const void* const* const layers = getter();
+  return layers[0] != layers[1];
 }
 
 bool requires_grad(AtenTensorHandle tensor) {

@@ -11,6 +11,10 @@ namespace torch_cubin {
 // mode.
 bool dual_level_is_open();
 
+// Whether a transform of torch.func runs in this thread. True if this version of PyTorch has no
+// such symbol.
+bool transform_is_active();
+
 // Tensor.requires_grad. True for every tensor if this version of PyTorch has no such symbol.
 bool requires_grad(AtenTensorHandle tensor);
 

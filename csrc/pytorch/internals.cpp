@@ -74,6 +74,8 @@ constexpr Internal kInternals[] = {
     {"libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv",
      "declared ops without a backward, called where nothing requires grad",
      "they refuse each call in grad mode"},
+    {kCpu, "_ZN2at9functorch20getDynamicLayerStackEv",
+     "products in grad mode of which no gradient is taken", "they take longer on the host"},
     {kCpu, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
      "declared ops that change an argument", "they raise InternalError"},
     {"libc10.so", "_ZN3c106detail19maybe_wrap_dim_slowIlEET_S2_S2_b",

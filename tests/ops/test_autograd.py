@@ -24,6 +24,8 @@ from recorded_ops import RecordedOps
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from torch_cubin._ops import autograd
+
 # A dimension of size 0 leaves numerical differentiation nothing to do; values are compared below.
 CASES = [(matmul, shapes) for shapes in MATMUL_SHAPES if 0 not in sum(shapes, ())]
 CASES += [
@@ -154,6 +156,41 @@ def test_no_autograd_graph_without_grad_mode(device):
         assert not matmul(a, b).requires_grad
     assert not matmul(a.detach(), b.detach()).requires_grad
     assert matmul(a, b.detach()).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        (lambda x, w: matmul(x, w), 2),
+        (lambda x, w: linear(x, w), 2),
+        (lambda x, w, bias: linear(x, w, bias), 3),
+        (lambda x, w, bias: linear(x, w, bias, activation="relu"), 3),
+        (lambda x, w, c: torch.ops.cubin.addmm(c, x, w), 3),
+        (lambda x, w, c: torch.ops.cubin.addmm(c, x, w, torch.float64, beta=2), 3),
+    ],
+    ids=["matmul", "linear", "linear with a bias", "activation", "addmm", "addmm with a dtype"],
+)
+def test_python_runs_only_where_a_gradient_can_be_taken(op, arguments, device, monkeypatch):
+    """The kernels on the Autograd key are in Python."""
+    called = []
+    original = autograd._requires_grad
+    monkeypatch.setattr(autograd, "_requires_grad", lambda x: called.append(1) or original(x))
+    shapes = {2: ((3, 3), (3, 3)), 3: ((3, 3), (3, 3), (3,))}[arguments]
+    tensors = make_all(shapes, device)
+    expected = op(*tensors)
+    with torch.no_grad(), torch.inference_mode():
+        op(*tensors)
+    assert not called
+    for i, tensor in enumerate(tensors):
+        given = list(tensors)
+        given[i] = tensor.clone().requires_grad_()
+        out = op(*given)
+        assert called, f"argument {i}"
+        (gradient,) = torch.autograd.grad(out.sum(), given[i])
+        own = torch.func.grad(lambda x, i=i: op(*tensors[:i], x, *tensors[i + 1 :]).sum())(tensor)
+        assert torch.equal(own, gradient)
+        assert torch.equal(out, expected)
+        called.clear()
 
 
 def test_no_derivative_of_aten_leaks_from_the_raw_ops(device):

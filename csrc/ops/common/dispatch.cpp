@@ -17,6 +17,23 @@ namespace torch_cubin {
 // A dual tensor keeps its tangent under no_grad, so an open forward-AD level counts too.
 bool differentiable() { return aoti_torch_grad_mode_is_enabled() || dual_level_is_open(); }
 
+bool differentiable(const StableIValue* stack, LeadingTensors tensors) {
+  using torch::stable::detail::to;
+  if (dual_level_is_open()) return true;
+  if (!aoti_torch_grad_mode_is_enabled()) return false;
+  if (transform_is_active()) return true;
+  const StableIValue* const optional = stack + tensors.required;
+  for (; stack != optional; ++stack) {
+    if (requires_grad(to<AtenTensorHandle>(*stack))) return true;
+  }
+  for (; stack != optional + tensors.optional; ++stack) {
+    // An optional argument is the address of its value, or null.
+    const auto* const given = reinterpret_cast<const StableIValue*>(*stack);
+    if (given != nullptr && requires_grad(to<AtenTensorHandle>(*given))) return true;
+  }
+  return false;
+}
+
 void call_op(const char* op, const char* overload, StableIValue* stack) {
   clear_last_error();
   if (torch_call_dispatcher(op, overload, stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS) return;
@@ -33,6 +50,11 @@ void call_op(const char* op, const char* overload, StableIValue* stack) {
 
 void call_by_grad_mode(const char* raw, const char* autograd, StableIValue* stack) {
   call_op(differentiable() ? autograd : raw, "", stack);
+}
+
+void call_by_grad_mode(const char* raw, const char* autograd, StableIValue* stack,
+                       LeadingTensors tensors) {
+  call_op(differentiable(stack, tensors) ? autograd : raw, "", stack);
 }
 
 const char* find_undefined(std::initializer_list<const char*> tensors, const StableIValue* stack) {

@@ -36,8 +36,20 @@ Tensor call_tensor_op(const char* op, const char* overload, const Args&... args)
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// call_op() of the raw op, or of its autograd variant if differentiable().
+// How many arguments an op begins with that are tensors, and how many optional tensors follow them.
+struct LeadingTensors {
+  int required, optional;
+};
+
+// The same for a call of which these are all tensors: none of them requires grad, and no transform
+// of torch.func runs, which may wrap one that does.
+bool differentiable(const StableIValue* stack, LeadingTensors tensors);
+
+// call_op() of the raw op, or of its autograd variant if differentiable(). That begins in Python,
+// which a call that says what its tensors are is spared where none requires grad.
 void call_by_grad_mode(const char* raw, const char* autograd, StableIValue* stack);
+void call_by_grad_mode(const char* raw, const char* autograd, StableIValue* stack,
+                       LeadingTensors tensors);
 
 // `tensors` names the leading arguments in `stack`. Returns the name of the first that is an
 // undefined tensor, or null. PyTorch converts Python's None to one, regardless of the schema.

@@ -28,15 +28,16 @@ void linear_composite(StableIValue* stack, uint64_t, uint64_t) {
   call_with_tensors("linear", {"input", "weight"}, stack, [stack] {
     if (says_none(stack[3])) {
       torch_delete_string(to<StringHandle>(stack[3]));
-      return call_by_grad_mode("cubin::_linear", "cubin::_linear_autograd", stack);
+      return call_by_grad_mode("cubin::_linear", "cubin::_linear_autograd", stack, {2, 1});
     }
-    call_by_grad_mode("cubin::_linear_activation", "cubin::_linear_activation_autograd", stack);
+    call_by_grad_mode("cubin::_linear_activation", "cubin::_linear_activation_autograd", stack,
+                      {2, 1});
   });
 }
 
 void addmm_dtype_composite(StableIValue* stack, uint64_t, uint64_t) {
   call_with_tensors("addmm", {"input", "mat1", "mat2"}, stack, [stack] {
-    call_by_grad_mode("cubin::_addmm_dtype", "cubin::_addmm_dtype_autograd", stack);
+    call_by_grad_mode("cubin::_addmm_dtype", "cubin::_addmm_dtype_autograd", stack, {3, 0});
   });
 }
 
