@@ -1,12 +1,12 @@
 """float32 products of few rows, whose warps share K out: launches in clusters, and the shared
-memory that spreads blocks evenly over the multiprocessors."""
+memory that spreads blocks evenly over the multiprocessors. And those of batch_invariant()."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from c_layouts import MATMUL, structure
-from faults import launch_params, products
+from faults import catalogs, launch_params, products
 from faults.forked import forked
 
 PARAMS = structure(f"{MATMUL}/matmul_params.h", "MatmulParams")
@@ -60,18 +60,44 @@ def test_no_cluster_is_launched_where_the_device_runs_none(driver, catalog) -> N
     assert all(x["attributes"].get("4", [1, 1, 1]) == [1, 1, 1] for x in launches)
 
 
-def test_batch_invariant_products_are_added_up_in_one_order(driver, catalog) -> None:
-    """Chains of 256 terms, one after the other: by a block, or each by another one."""
-    operands = rows(4096, 2040), rows(2040, 4096)
-    (record,) = launches_of(driver, *operands, batch_invariant=True)
-    assert record["kernel"] == "simt_matmul_f32_nn_64x64x8"
-    assert launch_params.read(record, PARAMS).splits == 1
-    first, second = launches_of(driver, rows(64, 2040), operands[1], batch_invariant=True)
-    assert [first["kernel"], second["kernel"]] == [record["kernel"], "reduce_matmul_f32"]
-    assert first["grid"][:2] == [64, 8]
-    of_chain, of_sums = (launch_params.read(each, PARAMS) for each in (first, second))
-    assert of_chain.k_tiles_per_split * 8 == 256
-    assert (of_chain.splits, of_sums.splits) == (8, -8)
+def check_chains(launches: list[dict]) -> str:
+    """A batch-invariant product's kernel, which adds each 256 terms from zero: of all of K, or of
+    one such chain, which another kernel adds to those before."""
+    first, *reduce = launches
+    entries = {kernel["symbol"]: kernel for kernel in catalogs.kernels_of("matmul")}
+    entry, params = entries[first["kernel"]], launch_params.read(first, PARAMS)
+    assert entry["chain"] == 256
+    assert len(reduce) == (params.splits > 1)
+    if reduce:
+        assert params.k_tiles_per_split * entry["tile"][2] == entry["chain"]
+        assert reduce[0]["kernel"] == "reduce_matmul_f32"
+        assert launch_params.read(reduce[0], PARAMS).splits == -params.splits
+    return first["kernel"].removeprefix("simt_matmul_f32_")
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("m", [1, 16, 64, 65, 300, 4096])
+def test_batch_invariant_products_are_added_up_in_chains_of_256_terms(
+    driver, catalog, m: int, layout: str
+) -> None:
+    for k, n in ((2040, 4096), (4096, 4096), (7168, 128)):
+        b = rows(k, n) if layout == "nn" else columns(k, n)
+        assert check_chains(launches_of(driver, rows(m, k), b, batch_invariant=True))
+
+
+@pytest.mark.parametrize("a", [((8, 4094), (4095, 1)), ((8, 4096), (1, 8))])
+def test_operands_of_other_layouts_have_a_kernel_of_few_rows(driver, catalog, a: tuple) -> None:
+    launches = launches_of(driver, a, columns(a[0][1], 4096), batch_invariant=True)
+    assert check_chains(launches) == "any_16x32x64"
+
+
+@pytest.mark.parametrize(("m", "tile"), [(16, "16x32x64"), (32, "32x32x64")])
+def test_few_rows_have_tiles_of_as_many_rows(driver, catalog, m: int, tile: str) -> None:
+    """With the bits that batch_invariant() asks for, and as exact as PyTorch's without it."""
+    b = rows(4096, 4096)
+    assert check_chains(launches_of(driver, rows(m, 4096), b, batch_invariant=True)) == f"nn_{tile}"
+    without, *_ = launches_of(driver, rows(m, 4096), b)
+    assert without["kernel"] == f"simt_matmul_f32_nn_{tile}"
 
 
 @pytest.mark.parametrize(("k", "chains"), [(4094, 1), (4096, 4), (4098, 4), (16384, 4)])

@@ -16,6 +16,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   {"name": "simt_matmul_f32_{layout}_{t.tile.0}x{t.tile.1}x{t.tile.2}", "kind": "simt",
    "dtype": "float32", "math": "float32", "layout": "{layout}", "alignment": "{alignment.{layout}}",
    "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "stages": 2, "accepted_spill": "{t.spill}",
+   "chain": "{t.chain}",
    "cost": {"k_tile": "{t.{k_tile.{layout}}}", "fixed": "{t.fixed}", "lone": "{t.lone}"},
    "defines": {"TC_LAYOUT": "{layout}", "TC_MIN_BLOCKS": "{t.blocks}", "TC_CHAIN": 256},
    "for": {
@@ -24,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     "k_tile": [
      {"nn": "vectors", "nt": "vectors", "tn": "copies", "tt": "vectors", "any": "elements"}],
     "t": [
-     ["tile", "threads", "blocks", "spill", "vectors", "copies", "elements", "fixed", "lone"],
-     [[128, 128, 8], 128, 2, {"sm_120a": 48}, 2780, 2530, 2950, 4000, 0.58],
-     [[64, 64, 8],    64, 4, {},              2075, 2200, 1750, 3500, 0.85]]}}]}
+     ["tile", "threads", "blocks", "spill", "vectors", "copies", "elements", "fixed", "lone", "chain"],
+     [[128, 128, 8], 128, 2, {"sm_120a": 48}, 2780, 2530, 2950, 4000, 0.58, null],
+     [[64, 64, 8],    64, 4, {},              2075, 2200, 1750, 3500, 0.85, 256]]}}]}
 */

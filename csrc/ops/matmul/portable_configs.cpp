@@ -12,8 +12,7 @@ constexpr int kSplits[] = {1,  2,  3,  4,  5,  6,  7,  8,   10,  12,  14,  16,  
                            24, 28, 32, 40, 48, 64, 96, 128, 192, 264, 384, 528, 660};
 constexpr int64_t kMostPortableSplits = std::end(kSplits)[-1];
 
-constexpr int64_t kChainedTile = 64, kChain = 256;  // of simt.cu: terms added in one chain
-constexpr int64_t kShortKTiles = 8;                 // whose loads are in flight together
+constexpr int64_t kShortKTiles = 8;  // whose loads are in flight together
 
 using Price = std::function<double(const Work&)>;
 using Offer = std::function<void(const PortablePlan&, const Work&)>;
@@ -92,7 +91,7 @@ int64_t least_splits(Math math, const PortableRow& row, double tiles_each, const
 // a shorter K cost many rows 2% (2048 x 2048 x 2048).
 int64_t chain_tiles(Math math, const PortableRow& row, int64_t k) {
   constexpr int64_t kChains = 4, kLongK = 4096, kWhole = 64;
-  if (row.kind == kMatmulSimt) return kChain / row.tile_k;
+  if (row.kind == kMatmulSimt) return row.chain / row.tile_k;
   if (math != kMathFloat64 || k < kLongK) return 0;
   return ceil_div(ceil_div(k, kChains), kWhole) * kWhole / row.tile_k;
 }
@@ -114,7 +113,7 @@ int64_t blocks_for(const PortableRow& row, const Extent& x, const PortablePlan& 
 // start while those of the kernel before end would else crowd where these end first: 64 x 4096 x
 // 4096 of float32 in 256 blocks of which three fit took 81 us on an H200, of which two fit 55.
 int64_t shared_for(const PortableTable& table, const PortableRow& row, double blocks) {
-  const bool rings = row.kind == kMatmulSliced || row.math == kMathFloat64;
+  const bool rings = row.rings() || row.math == kMathFloat64;
   const auto each = static_cast<int64_t>(std::ceil(blocks / table.multiprocessors));
   if (!rings || row.dot() || each >= row.slots / table.multiprocessors) return -1;
   const int64_t shared = table.shared_each / (each + 1) - kSharedOfBlock / 2;
@@ -136,8 +135,8 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
   const bool batch_invariant = problem.batch_invariant;
   const bool sums_alone = problem.output != problem.input;
   const PackageKernel* reduce = table.reduce[sums_alone ? kMathFloat32 : math];
-  // The float32 kernels of small tiles add up in chains of 256 terms, the others in one.
-  if (batch_invariant && row.kind == kMatmulSimt && row.tile_m != kChainedTile) return;
+  // float32 is added up in chains: the largest tiles have one of all of K.
+  if (batch_invariant && row.kind == kMatmulSimt && row.chain == 0) return;
   // Slices have an order of their own; and of fewer rows PyTorch's error is less (16 x 6144 x 4096:
   // 0.55 of that of slices).
   if (row.kind == kMatmulSliced && (batch_invariant || 2 * x.m <= row.tile_m)) return;
@@ -232,6 +231,12 @@ void for_each_row(const PortableTable& table, const MatmulCase& problem, Visit v
   const auto* tiles = &table.tiles[math][layout_of(problem)];
   if (tiles->empty()) tiles = &table.tiles[math][kLayoutAny];
   for (const PortableRow& row : *tiles) visit(row, x, false);
+  if (layout_of(problem) == kLayoutTN || layout_of(problem) == kLayoutTT) {
+    // Few rows have kernels for A contiguous along K, or for any strides.
+    for (const PortableRow& row : table.tiles[math][kLayoutAny]) {
+      if (row.rings()) visit(row, x, false);
+    }
+  }
   if (problem.batch_invariant)
     return;  // dot products are added up by other threads, in another order
   for (const PortableRow& row : dots_for(table, math, problem.b)) {

@@ -41,6 +41,7 @@ PortableRow::PortableRow(PackageKernel& entry, const Device& device) : kernel(&e
     fields.triple("block", 1, block);
     slices = block[0] / kWarpThreads;
   }
+  chain = static_cast<int64_t>(fields.number("chain", 0, 0));
   const KernelFields cost = fields.object("cost");
   cost_k_tile = cost.number("k_tile", 0);
   cost_fixed = cost.number("fixed", 0);
@@ -48,6 +49,10 @@ PortableRow::PortableRow(PackageKernel& entry, const Device& device) : kernel(&e
   cost_lone_fixed = cost.number("lone_fixed", 0, 1);
   const Corrections corrections(device);
   correction = corrections.of(kPortableKindNames[kind]) + corrections.of(portable_name(entry));
+}
+
+bool PortableRow::rings() const {
+  return kind == kMatmulSliced || (kind == kMatmulSimt && kernel->entry().dynamic_shared > 0);
 }
 
 PortableTable::PortableTable(const Device& device, const std::vector<PackageKernel*>& kernels)

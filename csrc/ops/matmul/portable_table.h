@@ -46,8 +46,11 @@ struct PortableRow {
   double cost_lone_fixed;  // and of cost_fixed
   double correction;       // of its kind and its tile (Corrections)
   int64_t slices = 1;      // of K, that a block adds up by themselves
+  int64_t chain = 0;       // float32: terms added from zero, and then to those before; 0: all
 
   bool dot() const { return kind == kMatmulDot; }
+  // float32 kernels whose ring of stages is all of a block's shared memory.
+  bool rings() const;
   // Parts of K are blocks of a cluster, which adds them up.
   bool clusters() const { return kind == kMatmulSliced; }
   // A block can compute several tiles, one after the other, if all are whole.
