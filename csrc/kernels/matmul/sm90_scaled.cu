@@ -61,6 +61,8 @@ struct Config {
   // many as registers suffice for. Whether parts have scales of single columns.
   static constexpr int kParts = TC_PARTS;
   static constexpr bool kPromoted = kParts > 0, kColumns = TC_COLUMNS;
+  // Whether floats are staged by stage_floats().
+  static constexpr bool kSingleStores = kColumns && kParts == 1 && !kGroupsOfK;
   static constexpr bool kPingPong = TC_PING_PONG;
   // Whether the first half of a tile's columns are a gate's, and the other ones an up's; columns of
   // the output, and those that are multiplied at a time.

@@ -155,6 +155,28 @@ TC_DEVICE void store_aligned(const Sm90ScaledParams& p, int n0, u32 staging, int
   }
 }
 
+// stage_columns() of floats, each by a store of its own. NOTE: stores of two keep neighbouring sums
+// in pairs of registers, as parts are, and an addition then reads two registers of one bank (H200,
+// 128x128 with scales of columns: 1.02 to 1.05 of the speed without pairs, groups of K 1.00).
+template <class O>
+TC_DEVICE void stage_floats(u32 panel, const float* x) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane / 4 + 8 * half, swizzle = panel_swizzle<O>(row);
+    const u32 at = panel + row * (O::kPanel * 4) + lane % 2 * 8;
+#pragma unroll
+    for (int j = 0; j < O::kPanel / 8; ++j) {
+      const float* s = x + 4 * j + 2 * half;
+      // volatile, else ptxas stores two.
+      asm volatile("st.volatile.shared.f32 [%0], %1; st.volatile.shared.f32 [%0 + 4], %2;" ::"r"(
+                       at + ((2 * j + lane % 4 / 2) ^ swizzle) * 16),
+                   "f"(s[0]), "f"(s[1])
+                   : "memory");
+    }
+  }
+}
+
 // The same of all other outputs: with kGrouped rows of other groups may follow. A loop, whose code
 // does not lie between the panels of store_aligned.
 template <class O, bool kGrouped>
@@ -169,7 +191,9 @@ TC_DEVICE void store_others(const Sm90ScaledParams& p, int n0, u32 staging, int&
     for (int own = 0; own < O::kPanels; ++own) {
       const float* x = sum + O::column(own) / 2;
       if (own != panel) continue;
-      if (O::kElement == 4 || p.out_type == kScaledBFloat16) {
+      if constexpr (O::kElement == 4 && O::kSingleStores) {
+        stage_floats<O>(buffer, x);
+      } else if (O::kElement == 4 || p.out_type == kScaledBFloat16) {
         stage_columns<O, O::kPanel>(buffer, 0, x);
       } else {
         stage_columns<Output<O, DType::float16>, O::kPanel>(buffer, 0, x);
