@@ -224,8 +224,6 @@ class Counter {
                                  filled_bytes(c_.n, row.tile_n, row.b_mn_major, plan.cluster.of_b));
     // Tiles stored transposed take longer (H200: by 0.12 to 0.25 of what their results take).
     work.threads = alone_cycles(row) + (swapped_ && row.swaps ? work.values * share(1, 64) : 0);
-    // Results of 4 bytes take twice the stores (x.t() @ x of 1644 x 64 and 704 x 128, H200).
-    if (c_.math == kMathTF32 && c_.symmetric) work.values *= 2;
     // Unrounded sums without a tensor map are stored one by one, each after a read of shared memory
     // (338 x 338 x 7104 in splits 19 us, H200; 9 predicted).
     if (c_.output != c_.input && c_.n % 4 != 0 && c_.n >= row.tile_n) work.values *= 16;

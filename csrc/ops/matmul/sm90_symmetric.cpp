@@ -35,6 +35,16 @@ constexpr int64_t kThinRows = 16;  // as in sm90_thin_rows.cuh
 // Waits of a block whose warpgroups take tiles in turns: of one for the other's first products, and
 // for its last stores (H200, K of 120 to 1024, 1.03 to 4 waves: 1 to 2 us longer than predicted).
 constexpr int64_t kPingPongWaits = 2;
+// Of the time that a cluster takes to exchange sums: stored and read, without waiting for each.
+constexpr double kThroughMemory = 1.0 / 2;
+constexpr int64_t kStreamedHandshakes = 4;
+// Results are stored twice; those of 4 bytes in twice as many squares, and staged one by one for
+// their transpose, which takes longer where a thread has 128 sums (H200, 8 of 1268 x 32 by
+// ping-pong: 30 us, 18 predicted without; 512 x 64 by 128x128 5.4 us, 7.9 predicted so).
+constexpr int64_t kStoredTwice = 2, kStoredTwice32 = 4, kStoredTwice32Many = 6;
+// Waits of a block of a cluster for the others: it starts with them, meets them after its products,
+// and waits for their sums; where it finishes squares, it also copies its own.
+constexpr int64_t kWaitsForColumns = 3, kWaitsForSquares = 4;
 // Where all of a tile's K is loaded while the one before is stored, a wait less (H200, K of 256:
 // 1.2 us less than predicted, K of 512: as predicted).
 constexpr int64_t kLoadedAhead = 4;  // k blocks
@@ -88,6 +98,8 @@ struct SymmetricRow {
     const bool odd = ceil_div(n, kSquare) % 2 != 0;
     return tile_m == 2 * kSquare && tile_n == kSquare && odd && (size <= 2 || has_columns(size));
   }
+  // Whether a thread has 128 sums of a tile.
+  bool has_many_sums() const { return ping_pong || tile_n == 2 * tile_m; }
   // Whether half of a tile at the diagonal is skipped.
   bool narrows() const { return tile_n == 2 * tile_m; }
   // Whether tiles at the diagonal can take thin last rows.
@@ -344,8 +356,7 @@ class SymmetricKernels : public MatmulKernels {
       const double received = columns ? own * row.receiving : in_turn / 2;
       work.sums_bytes = (received / of_parts * others + row.sending * sent * work.filled) *
                         results * sizeof(float);
-      // Its blocks start together, meet after their products, and wait for sums.
-      work.handshakes = columns ? 2 : 3;
+      work.handshakes = static_cast<double>(columns ? kWaitsForColumns : kWaitsForSquares);
       work.early = true;
       work.correction = 0;  // a tile whose K is in parts has none of its factor in sm90.cu
       const bool inside = row.has_rows_inside(c.m, size);
@@ -392,9 +403,9 @@ class SymmetricKernels : public MatmulKernels {
     last.follows = waves > 0;
     if (chosen.shares > 0) {
       // Few blocks exchange sums at a higher rate.
-      last.sums_bytes =
-          static_cast<double>(row.tile_m * row.tile_n) * sizeof(float) * parts * last.filled;
-      last.handshakes = 6;  // fitted when some were of a launch that set the counters to zero
+      last.sums_bytes = static_cast<double>(row.tile_m * row.tile_n) * sizeof(float) * parts *
+                        last.filled * kThroughMemory;
+      last.handshakes = kStreamedHandshakes;
       last.correction += chosen.has_equal_parts() ? of_streamed_evenly_ : of_streamed_;
       // What blocks load that stand at different places of K stays in no cache.
       if (!chosen.has_equal_parts()) {
@@ -454,15 +465,30 @@ class SymmetricKernels : public MatmulKernels {
     const auto covered = [&](int64_t tile) {
       return static_cast<double>(c.m) / static_cast<double>(ceil_div(c.m, tile) * tile);
     };
-    // Results are stored twice, those of 4 bytes in twice as many squares, and staged one by one
-    // for their transpose (H200, 8 of 1268 x 32: 30 us, 18 predicted without).
-    work.values *= c.math == kMathTF32 ? 6 : 2;
-    work.outside = of == Of::kThinRows ? 0 : 1 - covered(row.tile_m) * covered(row.tile_n);
+    // Clusters that divide K have been fitted without.
+    const bool whole = of == Of::kTiles;
+    work.outside = whole ? 1 - covered(row.tile_m) * covered(row.tile_n) : 0;
+    // A row takes as many lines of the L2 cache as in sm90.cu, but not where few blocks read at the
+    // same k, as clusters that divide it do (8 of 96 x 3424, 320 x 464 in TF32).
+    const double k_bytes = k_blocks * 128, rows_of_both = static_cast<double>(rows + columns);
+    const double lines = of == Of::kCluster ? 1 : work.l2_bytes / (k_bytes * rows_of_both);
+    work.l2_bytes = k_bytes * loaded_rows(row, c, lines);
+    const int64_t in_4_bytes = row.has_many_sums() ? kStoredTwice32Many : kStoredTwice32;
+    work.values *= static_cast<double>(c.math == kMathTF32 ? in_4_bytes : kStoredTwice);
     work.correction = row.correction + (of == Of::kThinRows ? row.thin_rows : 0);
     const auto bytes = part * static_cast<double>(c.batch * c.m * element_size(c.input));
     work.bytes = bytes * static_cast<double>(c.k + c.m);
     work.bytes_again = c.m > row.tile_m ? bytes * static_cast<double>(c.k) : 0;
     return work;
+  }
+
+  // What a tile loads of both operands, in rows, each of which takes `lines` of the L2 cache. Where
+  // a matrix is smaller than the tile, the TMA writes zeros, which take as long as one line.
+  static double loaded_rows(const SymmetricRow& row, const MatmulCase& c, double lines) {
+    const int64_t size = row.a_mn_major ? ceil_div(c.m, kSquare) * kSquare : c.m;
+    const int64_t loaded = std::min(size, row.tile_m) + std::min(size, row.tile_n);
+    return static_cast<double>(loaded) * lines +
+           static_cast<double>(row.tile_m + row.tile_n - loaded);
   }
 
   void describe(const char* data, bool mn_major, int64_t tile, int64_t own_stride, int64_t k_stride,
