@@ -35,6 +35,16 @@ class AddedMask {
     }
   }
 
+  // load() and add() where the numbers have 16 bits.
+  TC_DEVICE void load_16_bit(const MaskPart& part) const { load_rows<u16>(part); }
+  TC_DEVICE void add_16_bit(float (&s)[kN / 2], const MaskPart& part, float scale) const {
+    if constexpr (kIsCopied<2>) {
+      cp_async_wait<0>();
+      __syncwarp();
+    }
+    add_halves(s, part, scale);
+  }
+
   // s becomes scale * s plus the mask's numbers.
   TC_DEVICE void add(float (&s)[kN / 2], const MaskPart& part, float scale) const {
     if constexpr (kIsCopied<2>) {  // floats may be copied too

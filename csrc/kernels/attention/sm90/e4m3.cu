@@ -432,13 +432,27 @@ struct Consumer : ForwardConsumer<C> {
     }
   }
 
-  // kLoops: steps of the next blocks that hide nothing, for which no maximum is wanted, in a loop
-  // that jumps over no code, as run_loops() of forward.cu.
-  TC_DEVICE void run_loop(float (&factor)[2]) {
-    if (softmax.looks() || multiplies || keys.block > open_last + 1) return;
-    int left = __shfl_sync(~0u, keys.block - max(open_first, keys.last()), 0);
-    if (left <= 0) return;
+  // kLoops: steps of the next blocks that hide nothing, in a loop that jumps over no code, as
+  // run_loops() of forward.cu; not after a block with hidden keys, which wants a maximum.
+  TC_DEVICE void run_loops(float (&factor)[2]) {
     float part[2][2];
+#pragma unroll 1
+    for (;;) {
+      if (multiplies || !is_open()) return;
+      int left = __shfl_sync(~0u, keys.block - max(open_first, keys.last()), 0);
+      if (left <= 0 || run_loop(left, part, factor)) return;
+      bool looked = softmax.looks();
+      if (looked || !softmax.weigh_large(s, part, factor)) {
+        if (!looked) score_again();
+        weigh(factor);
+      }
+      end_step();
+    }
+  }
+
+  // Returns false in the middle of a step for which a maximum is wanted, or whose weights are not
+  // small.
+  TC_DEVICE bool run_loop(int left, float (&part)[2][2], float (&factor)[2]) {
 #pragma unroll 1
     for (;;) {
       keys.next();
@@ -446,15 +460,10 @@ struct Consumer : ForwardConsumer<C> {
       factor[0] = factor[1] = 1.0f;
       wgmma_wait<0>();
       keep_in_place(s);
-      if (!softmax.weigh_small(s, unit, part)) break;
+      if (softmax.looks() || !softmax.weigh_small(s, unit, part)) return false;
       end_step();
-      if (--left == 0) return;
+      if (--left == 0) return true;
     }
-    if (!softmax.weigh_large(s, part, factor)) {
-      score_again();
-      weigh(factor);
-    }
-    end_step();
   }
 
   TC_DEVICE void run() {
@@ -484,7 +493,7 @@ struct Consumer : ForwardConsumer<C> {
         }
         factor[0] = factor[1] = 1.0f;
         finish_step(factor);
-        if constexpr (C::kLoops) run_loop(factor);
+        if constexpr (C::kLoops) run_loops(factor);
       }
       if (C::kEndsTurnEarly || C::kSkipsTiles) Base::begin_turn();
       accumulate_v(factor);

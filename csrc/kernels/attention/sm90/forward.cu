@@ -79,9 +79,10 @@ struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) /
   // with ALiBi 1.02 to 1.16 (H200).
   static constexpr bool kTakesTurns = !(kSendsNextBlock && kGroups == 2 && kD <= 128);
   // Steps of blocks of which nothing but a boolean mask hides keys have loops of their own, see
-  // run_loops(): 0.89 to 0.97 of the time of 128 columns, 0.94 to 1.00 of 64, 0.89 of random masks;
-  // of 256 columns 0.98 to 1.02 (H200).
-  static constexpr bool kLoops = kPingPong && kD <= 128 && !kAdded && !kGeneral;
+  // run_loops(): 0.89 to 0.97 of the time of 128 columns, 0.96 to 1.00 of 64, 0.89 of random masks;
+  // with 16-bit numbers to add 0.77 to 0.96, ALiBi 0.83 to 0.90, dropout 0.91 to 0.95. With 256
+  // columns 0.98 to 1.02, and with numbers or dropout spills: 1.07 to 1.14 (H200).
+  static constexpr bool kLoops = kPingPong && kD <= 128 && !(kAdded && kGeneral);
   using Mask = std::conditional_t<kSkipsEnds, GroupMask<kGroups, kN_>,
                                   std::conditional_t<kSendsNextBlock, TileMask, NoMask>>;
   // Dropout's numbers are generated while scores are computed: 0.65 of the time at head_dim 256,
@@ -144,6 +145,10 @@ struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) /
 
 // ---- consumers ----------------------------------------------------------------------------------
 
+// What steps of a loop of run_loops() do to scores before the softmax: nothing; they hide keys by
+// bits; they add 16-bit numbers; they cap them; they add ALiBi's; or dropout drops weights.
+enum class Steps { kOpen, kBits, kNumbers, kCap, kAlibi, kDropped };
+
 template <class C>
 struct Consumer : ForwardConsumer<C> {
   static constexpr u32 kNoStep = ~0u;
@@ -178,6 +183,7 @@ struct Consumer : ForwardConsumer<C> {
     q_base = static_cast<u32>(wgmma_descriptor(shared + group * C::kQBytes, 0, 1024));
     k_base = static_cast<u32>(wgmma_descriptor(shared + C::kK, 0, 1024));
     v_base = static_cast<u32>(wgmma_descriptor(shared + C::kV, C::kN * 128, 1024));
+    if (C::kLoops) v_base = uniform(v_base);  // or ptxas computes it anew in each step
   }
 
   // Whether the 64 queries from `row` on see nothing of the tile's last block of keys, with which
@@ -417,20 +423,33 @@ struct Consumer : ForwardConsumer<C> {
     }
   }
 
+  TC_DEVICE TileRule<false> rule() const {
+    const Tile& tile = tiles[number % C::kRing];
+    int query = thread_row(tile), key = keys.block * C::kN + lane % 4 * 2;
+    return {p.score, tile.sequence, query, key, slope};
+  }
+
   TC_DEVICE void apply_rule() {
     if constexpr (C::kGeneral) {
-      const Tile& tile = tiles[number % C::kRing];
-      int query = thread_row(tile), key = keys.block * C::kN + lane % 4 * 2;
-      TileRule<false> rule(p.score, tile.sequence, query, key, slope);
-      auto each = [&](auto&& function) {
-#pragma unroll
-        for (int i = 0; i < C::kN / 2; ++i) {
-          float no_grad = 0.0f;
-          function(s[i], no_grad, i / 2 % 2, i / 4 * 8 + i % 2, i);
-        }
-      };
-      torch_cubin::apply_rule(rule, each, each);
+      if (p.score.softcap != 0.0f) {
+        hide(0.0f);  // so that what hidden keys have does not change the bits of others
+        cap_scores(s, p.score);
+      } else {
+        multiply_scores(p.score.scale);
+      }
+      if (has_alibi(p.score)) add_alibi();
     }
+  }
+
+  TC_DEVICE void multiply_scores(float factor) {
+#pragma unroll
+    for (int i = 0; i < C::kN / 2; ++i) s[i] = __fmul_rn(s[i], factor);
+  }
+
+  TC_DEVICE void add_alibi() {
+    TileRule<false> of = rule();
+#pragma unroll
+    for (int i = 0; i < C::kN / 2; ++i) s[i] = of.alibi(s[i], i / 2 % 2, i / 4 * 8 + i % 2);
   }
 
   // Whether bits say which keys of the block are visible.
@@ -512,7 +531,11 @@ struct Consumer : ForwardConsumer<C> {
   // Sets dropped weights to 0; their sums are complete.
   TC_DEVICE void drop() {
     if constexpr (C::kGeneral) {
-      if (p.score.drop_below == 0) return;
+      if (p.score.drop_below != 0) drop_weights();
+    }
+  }
+  TC_DEVICE void drop_weights() {
+    if constexpr (C::kGeneral) {
       if constexpr (C::kDropsEarly) {
         replace_where_clear(s, kept, 0.0f);
       } else {
@@ -523,12 +546,12 @@ struct Consumer : ForwardConsumer<C> {
     }
   }
 
-  // Sets scores outside of the band, and masked ones, to -inf. Blocks that are entirely visible pay
-  // one comparison.
-  TC_DEVICE void hide() {
+  // Sets scores outside of the band, and masked ones, to `value`. Blocks that are entirely visible
+  // pay one comparison.
+  TC_DEVICE void hide(float value = -kInfinity) {
     bool open = keys.block >= open_first && keys.block <= open_last;
     if (__builtin_expect(open && !has_bits(), 1)) return;
-    if (C::kMasked && !C::kAdded && open) return replace_where_clear(s, mask, -kInfinity);
+    if (C::kMasked && !C::kAdded && open) return replace_where_clear(s, mask, value);
     const Tile& tile = tiles[number % C::kRing];
     const Sm90Sequence& q = tile.sequence;
     int column = keys.block * C::kN + lane % 4 * 2;
@@ -540,7 +563,7 @@ struct Consumer : ForwardConsumer<C> {
                 ~bits_up_to(row + q.first - 1 - column);
       if (has_bits()) seen[h] &= mask[h];
     }
-    replace_where_clear(s, seen, -kInfinity);
+    replace_where_clear(s, seen, value);
   }
 
   // This block's scores to weights. Returns whether previous outputs must be multiplied by
@@ -694,79 +717,124 @@ struct Consumer : ForwardConsumer<C> {
 
   // kLoops, without a mask: the number of blocks from the next one on that hide nothing.
   TC_DEVICE int open_blocks() const {
-    if constexpr (C::kMasked) return 0;
+    if constexpr (C::kSendsNextBlock) return 0;
     if (keys.block > open_last + 1) return 0;
     return __shfl_sync(~0u, keys.block - max(open_first, keys.last()), 0);
   }
 
   // kLoops, with a mask: whether the next block exists, and nothing but the mask hides keys of it:
-  // some if kBits, else none.
-  template <bool kBits>
+  // whether it has numbers or hides some, or not.
+  template <bool kMask>
   TC_DEVICE bool is_next() const {
-    bool bits = (next_block & C::Mask::kMaskedBlock << group) != 0;
+    bool masked = (next_block & C::Mask::kMaskedBlock << (C::kAdded ? 0 : group)) != 0;
     int block = static_cast<int>(next_block & C::Mask::kBlockNumber);
+    if (C::kAdded && kMask && p.added.floats) return false;
     return __all_sync(~0u,
-                      !is_last() && bits == kBits && block >= open_first && block <= open_last);
+                      !is_last() && masked == kMask && block >= open_first && block <= open_last);
   }
 
-  // Runs steps, `left` of them without a mask. Returns false in the middle of one whose weights are
-  // not small.
-  template <bool kBits>
+  template <Steps kSteps>
+  TC_DEVICE void change_by() {
+    if constexpr (kSteps == Steps::kBits) replace_where_clear(s, mask, -kInfinity);
+    if constexpr (kSteps == Steps::kNumbers) {
+      added_mask().add_16_bit(s, mask_part(), p.added_scale);
+    }
+    if constexpr (kSteps == Steps::kCap) cap_scores(s, p.score);
+    if constexpr (kSteps == Steps::kAlibi) {
+      multiply_scores(p.score.scale);
+      add_alibi();
+    }
+  }
+
+  // Runs steps, `left` of them without a mask. Returns false in the middle of one for which a
+  // maximum is wanted, or whose weights are not small.
+  template <Steps kSteps>
   TC_DEVICE bool run_loop(int left, int& add, float (&block)[2]) {
+    // Whether a maximum is wanted is a branch of its own in kernels in which that may last, or the
+    // scores would be computed twice in each step; it took 2 to 5% of the time of the others.
+    float limit = C::kMasked ? kMost : softmax.limit();
 #pragma unroll 1
     for (;;) {
-      next_keys();
-      if constexpr (kBits) load_bits();
+      if constexpr (C::kGeneral) {
+        --keys.block;  // no mask hides any
+      } else {
+        next_keys();
+      }
+      if constexpr (kSteps == Steps::kBits) load_bits();
+      if constexpr (kSteps == Steps::kNumbers) added_mask().load_16_bit(mask_part());
       if (takes_turn()) begin_turn();
       score();
       multiply_v(add);
       if (takes_turn()) end_turn();
       add = 1;
       receive_next();
+      if constexpr (kSteps == Steps::kDropped) choose_kept();
       wgmma_wait<1>();
       keep_in_place(s);
-      if constexpr (kBits) replace_where_clear(s, mask, -kInfinity);
-      if (!softmax.weigh_small(s, p.unit, block)) return false;
+      if (C::kMasked && softmax.looks) return false;
+      change_by<kSteps>();
+      float unit = kSteps == Steps::kNumbers ? kLog2e : p.unit;
+      if (!softmax.weigh_small(s, unit, limit, block)) return false;
+      if constexpr (kSteps == Steps::kDropped) drop_weights();
       end_products();
       pack();
-      if constexpr (C::kMasked) {
-        if (!is_next<kBits>()) return true;
+      if constexpr (C::kSendsNextBlock) {
+        if (!is_next<kSteps != Steps::kOpen>()) return true;
       } else {
         if (--left == 0) return true;
       }
     }
   }
 
-  // Steps like those of run(), of blocks of which only bits hide keys, for which no maximum is
-  // wanted. ptxas leaves code that is rarely needed inside the loop that needs it, and to jump over
-  // it took a tenth of the time: here it lies outside of the loops.
-  TC_DEVICE void run_loops(int& add, float (&factor)[2]) {
-    if (softmax.looks) return;
-    float block[2];
-    if constexpr (C::kMasked) {
-#pragma unroll 1
-      for (;;) {
-        if (is_next<false>()) {
-          if (!run_loop<false>(0, add, block)) break;
-        } else if (is_next<true>()) {
-          if (!run_loop<true>(0, add, block)) break;
-        } else {
-          return;
-        }
-      }
-    } else {
-      int left = open_blocks();
-      if (left <= 0 || run_loop<false>(left, add, block)) return;
-    }
+  // Ends a step that run_loop() has left.
+  TC_DEVICE void end_rare_step(float (&block)[2], float (&factor)[2]) {
     factor[0] = factor[1] = 1.0f;
-    bool moves = true;
+    bool moves = true, has_scores = C::kMasked && softmax.looks;
     if (!softmax.weigh_large(s, block, factor)) {
-      score_again();
+      if (!has_scores) score_again();
       moves = weigh(factor);
     }
+    drop();
     end_products();
     if (moves) scale_out(factor);
     pack();
+  }
+
+  // Steps like those of run(), of blocks of which only bits hide keys. ptxas leaves code that is
+  // rarely needed inside the loop that needs it, and to jump over it took a tenth of the time: here
+  // it lies outside of the loops. A warp that needs it comes back to the loop in which the others
+  // of its warpgroup are, all of which must execute the same wgmma.
+  TC_DEVICE void run_loops(int& add, float (&factor)[2]) {
+    float block[2];
+#pragma unroll 1
+    for (;;) {
+      if constexpr (C::kSendsNextBlock) {
+        if (is_next<false>()) {
+          if (run_loop<Steps::kOpen>(0, add, block)) continue;
+        } else if (is_next<true>()) {
+          if (run_loop<C::kAdded ? Steps::kNumbers : Steps::kBits>(0, add, block)) continue;
+        } else {
+          return;
+        }
+      } else if constexpr (C::kGeneral) {
+        bool caps = p.score.softcap != 0.0f, adds = has_alibi(p.score);
+        bool drops = p.score.drop_below != 0;
+        if (p.mask.classes != nullptr || caps + adds + drops != 1) return;
+        int left = open_blocks();
+        if (left <= 0) return;
+        if (caps) {
+          if (run_loop<Steps::kCap>(left, add, block)) return;
+        } else if (adds) {
+          if (run_loop<Steps::kAlibi>(left, add, block)) return;
+        } else {
+          if (p.has_rule || run_loop<Steps::kDropped>(left, add, block)) return;
+        }
+      } else {
+        int left = open_blocks();
+        if (left <= 0 || run_loop<Steps::kOpen>(left, add, block)) return;
+      }
+      end_rare_step(block, factor);
+    }
   }
 
   TC_DEVICE void run() {
@@ -895,24 +963,24 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      ["of", "tile", "q_slots", "stages", "threads", "shared", "spill", "k_tile", "fixed", "teams"],
      ["plain",         [128, 128, 32],  2, 2, 384, 109280,   0, 2150, 1700, null],
      ["teams",         [128, 128, 32],  2, 2, 640, 218848,  64, 3300, 2900,    2],
-     ["plain",         [192, 128, 64],  2, 3, 512, 175904, 144, 2830, 3030, null],
+     ["plain",         [192, 128, 64],  2, 3, 512, 175904, 200, 2830, 3030, null],
      ["plain",         [128, 128, 64],  2, 2, 384, 117472,   0, 2370, 1930, null],
      ["plain",         [128, 96, 64],   2, 2, 640, 202464,  72, 3050, 4950,    2],
      ["plain",         [128, 64, 64],   2, 3, 640, 202496,  64, 2200, 4200,    2],
      ["plain",         [128, 128, 96],  2, 2, 384, 207584,   0, 2750, 3000, null],
-     ["plain",         [192, 96, 96],   2, 2, 512, 212736,  72, 3050, 3600, null],
+     ["plain",         [192, 96, 96],   2, 2, 512, 212736,  40, 3050, 3600, null],
      ["sinks",         [128, 128, 128], 2, 2, 384, 215776,   0, 3120, 3960, null],
      ["plain",         [128, 96, 160],  1, 2, 384, 221904,   0, 3000, 5400, null],
      ["plain",         [128, 96, 192],  1, 2, 384, 221904,   0, 3300, 6000, null],
      ["sinks",         [128, 64, 256],  1, 2, 384, 230096,   0, 2750, 7000, null],
-     ["masked",        [192, 128, 64],  2, 3, 512, 176272, 544, 3100, 3500, null],
+     ["masked",        [192, 128, 64],  2, 3, 512, 176272, 440, 3100, 3500, null],
      ["masked",        [128, 128, 128], 2, 2, 384, 216080, 136, 3500, 4300, null],
      ["masked",        [128, 64, 256],  1, 2, 384, 230400,  96, 2960, 7400, null],
      ["added",         [128, 128, 64],  2, 2, 384, 183056,  16, 2600, 2300, null],
-     ["added",         [128, 128, 128], 2, 2, 384, 230160,   0, 3500, 4300, null],
+     ["added",         [128, 128, 128], 2, 2, 384, 230160,  16, 3500, 4300, null],
      ["added",         [128, 80, 256],  1, 2, 384, 230128,   0, 3700, 7700, null],
-     ["general",       [128, 128, 64],  2, 2, 384, 117504,   0, 3500, 2500, null],
-     ["general",       [128, 128, 128], 2, 2, 384, 215808,   0, 4200, 4500, null],
+     ["general",       [128, 128, 64],  2, 2, 384, 117504,  16, 3500, 2500, null],
+     ["general",       [128, 128, 128], 2, 2, 384, 215808,  16, 4200, 4500, null],
      ["general",       [128, 64, 256],  1, 2, 384, 230128,   0, 3360, 7700, null],
      ["general_added", [128, 128, 64],  2, 2, 384, 183040,   0, 3500, 2500, null],
      ["general_added", [128, 128, 128], 2, 2, 384, 230144,   0, 4200, 4500, null],

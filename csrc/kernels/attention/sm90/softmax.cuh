@@ -14,6 +14,7 @@
 // of other rows are exactly 1: a row's bits do not depend on the rows beside it.
 #pragma once
 
+#include "approximate.cuh"
 #include "attention/numbers.cuh"
 #include "attention/quad.cuh"
 #include "common/ptx.cuh"
@@ -28,25 +29,6 @@ constexpr float kNear = 90.0f;
 // References above it are subtracted from the scores before multiplying: in one fma with a product
 // of their size the result would be all rounding.
 constexpr float kHuge = 1048576.0f;
-
-// For sums of weights, which are 0 or far from numbers that .ftz flushes.
-TC_DEVICE float log2_approx(float x) {
-  float out;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
-
-TC_DEVICE float maximum_or_nan(float a, float b) {
-  float out;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
-  return out;
-}
-
-TC_DEVICE float reciprocal_approx(float x) {
-  float out;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
 
 // Of numbers far from the limits of float32, without the function that ptxas calls for others.
 TC_DEVICE float divide(float a, float b) {
@@ -116,17 +98,21 @@ struct RunningSoftmax {
     return true;
   }
 
+  // What weigh_small() compares sums of weights with: no sum is small where a maximum is wanted.
+  TC_DEVICE float limit() const { return looks ? -1.0f : kMost; }
+
   // weigh() in two parts, where no maximum is wanted: first this, which is all if it returns true.
   template <int kCount>
-  TC_DEVICE bool weigh_small(float (&s)[kCount], float unit, float (&block)[2]) {
+  TC_DEVICE bool weigh_small(float (&s)[kCount], float unit, float limit, float (&block)[2]) {
     exponentiate(s, unit, block);
-    if (!are_small(block)) return false;
+    if (!are_small(block, limit)) return false;
     sum[0] += block[0];
     sum[1] += block[1];
     return true;
   }
   template <int kCount>
   TC_DEVICE bool weigh_large(float (&s)[kCount], float (&block)[2], float (&factor)[2]) {
+    if (looks) return false;
     u32 far = rows_above(block, kFar);
     if (__any_sync(~0u, far != 0)) {
       state |= far | (kMoves ? far * kGrows1 : 0);
@@ -168,8 +154,8 @@ struct RunningSoftmax {
  private:
   static constexpr u32 kWants = 3, kGrows1 = 4, kFound1 = 16, kFound = 3 * kFound1;
 
-  static TC_DEVICE bool are_small(const float (&block)[2]) {
-    return __all_sync(~0u, block[0] <= kMost && block[1] <= kMost);
+  static TC_DEVICE bool are_small(const float (&block)[2], float limit = kMost) {
+    return __all_sync(~0u, block[0] <= limit && block[1] <= limit);
   }
 
   // The bits of the rows of which a thread's sum of weights is above the limit, or NaN.
