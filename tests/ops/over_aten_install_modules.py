@@ -65,16 +65,23 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def _older_cases() -> Iterator[common_nn.NewModuleTest]:
-    for sample in (*common_nn.module_tests, *common_nn.get_new_module_tests()):
+def _older_cases(samples: Any = None, kind: Any = common_nn.NewModuleTest) -> Iterator[Any]:
+    for sample in samples or (*common_nn.module_tests, *common_nn.get_new_module_tests()):
         options = dict(sample)
         if "constructor" not in options:
             options["constructor"] = getattr(torch.nn, options.pop("module_name"))
-        yield common_nn.NewModuleTest(**options)
+        yield kind(**options)
 
 
-def _run_older(case: common_nn.NewModuleTest, device: str = "cpu") -> Any:
-    inputs = _tensors([_clone(case._get_input())])  # random numbers at the first call
+def _older_losses() -> Iterator[Any]:
+    return _older_cases(common_nn.criterion_tests, common_nn.CriterionTest)
+
+
+def _run_older(case: Any, device: str = "cpu") -> Any:
+    given = [case._get_input()]  # random numbers at the first call
+    if isinstance(case, common_nn.CriterionTest):
+        given += [case._get_target(), *case.extra_args]
+    inputs = _tensors(_clone(given))
     inputs = [x.detach().to(device) for x in inputs]
     torch.manual_seed(0)
     module = case.constructor(*case.constructor_args).to(device)
@@ -91,7 +98,7 @@ def _run_older(case: common_nn.NewModuleTest, device: str = "cpu") -> Any:
 @pytest.mark.filterwarnings("ignore")
 def test_the_older_samples_are_the_same(float64) -> None:
     served = set()
-    for case in _older_cases():
+    for case in (*_older_cases(), *_older_losses()):
         wanted = _run_older(case)
         with installed():
             own = _run_older(case)
