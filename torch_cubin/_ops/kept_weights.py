@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -31,8 +32,10 @@ class Copies:
 class _Kept:
     """Of one base of views: what it was when its weights were quantised, and their copies."""
 
-    def __init__(self, state: tuple[Any, ...]) -> None:
+    def __init__(self, base: Tensor, state: tuple[Any, ...]) -> None:
         self.state = state
+        # While it is referenced, no other storage has its number, which `state` has.
+        self.storage = StorageWeakRef(base.untyped_storage())
         self.copies: dict[tuple[Any, ...], Copies] = {}
 
 
@@ -63,12 +66,13 @@ def copies_of(weight: Tensor, make: bool) -> Copies | None:
         return None
     base = weight if weight._base is None else weight._base
     stream = torch.cuda.current_stream(weight.device) if weight.is_cuda else None
-    state = base._version, base.data_ptr(), base.dtype, stream
+    storage = base.untyped_storage()._cdata
+    state = base._version, storage, base.data_ptr(), base.dtype, stream
     view = weight.dtype, weight.storage_offset(), *weight.shape, *weight.stride()
     with _scopes.lock:
         kept = _scopes.kept.get(base)
         if kept is None or kept.state != state:
-            kept = _scopes.kept[base] = _Kept(state)
+            kept = _scopes.kept[base] = _Kept(base, state)
         if view not in kept.copies and make:
             kept.copies[view] = _made(weight.detach())
         found: Copies | None = kept.copies.get(view)
@@ -116,7 +120,9 @@ class keep_float8_weights:
     compiled calls, and those that a CUDA graph captures, quantise as outside.
 
     NOTE: the version counter does not see all writes, such as those to `weight.data`, and those of
-    FSDP to the weights that it gathers. What they write may change between scopes alone.
+    FSDP to the weights that it gathers. What they write may change between scopes alone. A weight
+    that is replaced, as by `weight.data = other` or load_state_dict(assign=True), is quantised
+    again; torch.utils.swap_tensors() refuses weights that have copies.
     """
 
     def __enter__(self) -> None:
