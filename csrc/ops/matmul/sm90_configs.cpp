@@ -193,23 +193,30 @@ class Counter {
     return row.tile_m * row.tile_n > 128 * 128 ? 1 : share(2, 3);
   }
 
-  // Whether blocks have one tile alone, and are priced as those that begin sooner (sm90.cu): of one
-  // warpgroup. Of a short K, whose loads are all asked for at once, nothing is gained where many
-  // blocks wait for the same lines of an operand, which clusters ask for once: in long outputs
-  // (H200, alone and in clusters: 184 x 5736 x 40 by 64x192 4.1 us, 3.6). Nor is it where many
-  // blocks read rows that begin within sectors (80 x 6720 x 168 by 64x128 4.0, 3.4).
+  // Whether blocks have one tile alone, and are priced as those that begin sooner (sm90.cu; in a
+  // batch those of one warpgroup do not). Of a short K, whose loads are all asked for at once,
+  // nothing is gained where many blocks wait for the same lines of an operand, which clusters ask
+  // for once: in long outputs (H200, alone and in clusters: 184 x 5736 x 40 by 64x192 4.1 us, 3.6).
+  // Nor is it where many blocks read rows that begin within sectors (80 x 6720 x 168 by 64x128 4.0,
+  // 3.4).
   bool is_early(const Sm90Plan& plan, int64_t tiles, int64_t k_blocks) const {
     constexpr int64_t kLong = 16;  // times as long as wide
     const Sm90Row& row = *plan.row;
     const auto [least, most] = std::minmax(c_.m, c_.n);
-    return row.is_priced_early() && c_.batch == 1 && plan.cluster.size() == 1 &&
-           tiles <= plan.clusters && (k_blocks > kFirstBlocks || most <= kLong * least) &&
+    return row.is_priced_early() && (c_.batch == 1 || !row.one_warpgroup) &&
+           plan.cluster.size() == 1 && tiles <= plan.clusters &&
+           (k_blocks > kFirstBlocks || most <= kLong * least) &&
            !(2 * tiles >= multiprocessors_ && begins_within_sectors(row));
   }
 
   bool begins_within_sectors(const Sm90Row& row) const {
     return rows_of_a(c_, row.a_mn_major) == RowsBegin::kWithinSectors ||
            rows_of_b(c_, row.b_mn_major) == RowsBegin::kWithinSectors;
+  }
+
+  bool begin_at_lines(const Sm90Row& row) const {
+    return rows_of_a(c_, row.a_mn_major) == RowsBegin::kAtLines &&
+           rows_of_b(c_, row.b_mn_major) == RowsBegin::kAtLines;
   }
 
   // The busiest multiprocessor's tiles and k blocks in all, of a share of the product's tiles.
@@ -222,6 +229,14 @@ class Counter {
                           static_cast<double>(tiles), k_blocks);
     work.l2_bytes += k_blocks * (filled_bytes(c_.m, row.tile_m, row.a_mn_major, plan.cluster.of_a) +
                                  filled_bytes(c_.n, row.tile_n, row.b_mn_major, plan.cluster.of_b));
+    // The L2 cache answers requests of several multiprocessors for one line at a time, so that
+    // blocks alone have some of what a cluster spares (Nsight Compute: it sends 0.6 of the sectors
+    // that they ask for; H200, alone and in pairs: 512 x 4096 x 4096 by 128x128 27.2 us, 28.2,
+    // 16384 x 640 x 640 by 128x128 ping-pong 21.2, 23.2). Weight gradients and tiles of one
+    // warpgroup have factors for it; of rows that begin within lines as many lose by it.
+    if (plan.cluster.size() == 1 && !row.one_warpgroup && !row.is_tn() && begin_at_lines(row)) {
+      work.l2_bytes *= share(3, 4);
+    }
     // Tiles stored transposed take longer (H200: by 0.12 to 0.25 of what their results take).
     work.threads = alone_cycles(row) + (swapped_ && row.swaps ? work.values * share(1, 64) : 0);
     // Unrounded sums without a tensor map are stored one by one, each after a read of shared memory

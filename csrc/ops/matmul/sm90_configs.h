@@ -43,12 +43,14 @@ struct Sm90Row {
   // Those whose tiles one warpgroup computes, of at most a panel of columns.
   bool is_narrow_tn() const { return is_tn() && one_warpgroup && !reads && tile_n <= tile_k; }
 
-  // A block with one tile is priced as one that begins sooner (kStartsEarly of sm90.cu: tiles of
-  // more warpgroups do, too).
-  bool is_priced_early() const { return one_warpgroup && !reads && (!is_tn() || is_narrow_tn()); }
-
   // TF32 that wgmma cannot read from shared memory: A passes through registers.
   bool from_registers() const { return math == kMathTF32 && a_mn_major; }
+
+  // A block with one tile is priced as one that begins sooner (kStartsEarly of sm90_lone.cuh; wide
+  // tiles of weight gradients, which do, too, have factors for it).
+  bool is_priced_early() const {
+    return !reads && !ping_pong && !from_registers() && (!is_tn() || is_narrow_tn());
+  }
 
   bool stores_transposed() const { return swaps || from_registers(); }
 };
