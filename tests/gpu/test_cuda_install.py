@@ -419,7 +419,8 @@ def test_a_gpu_without_known_speeds_is_calibrated_at_its_first_call(child) -> No
     assert answer["same random numbers"]
     speeds = {(kind, dtype): speed for kind, dtype, speed in answer["lines"]}
     assert {("product", "bfloat16"), ("attention", "bfloat16")} <= set(speeds), answer
-    assert all(0.1 < speed < 20 for speed in speeds.values()), answer
+    # (Beside 27 other processes, batches once measured 26.)
+    assert all(0.02 < speed < 100 for speed in speeds.values()), answer
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -51,6 +51,7 @@ struct PortableRow {
   bool dot() const { return kind == kMatmulDot; }
   // float32 kernels whose ring of stages is all of a block's shared memory.
   bool rings() const;
+  bool chains_in_ring() const { return kind == kMatmulSimt && rings(); }
   // Parts of K are blocks of a cluster, which adds them up.
   bool clusters() const { return kind == kMatmulSliced; }
   // A block can compute several tiles, one after the other, if all are whole.
