@@ -69,7 +69,7 @@ def naming(word: str) -> set[str]:
 
 
 # A number that changes scores, and a tensor that kernels read.
-@pytest.mark.parametrize(("option", "most"), [("softcap", 8), ("alibi_slopes", 6)])
+@pytest.mark.parametrize(("option", "most"), [("softcap", 10), ("alibi_slopes", 6)])
 def test_the_documented_files_are_those_that_an_option_touches(option: str, most: int) -> None:
     """A new option is work in the files that docs/architecture.md lists, and in no others."""
     page = (ROOT / "docs" / "architecture.md").read_text()
