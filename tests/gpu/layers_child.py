@@ -43,6 +43,11 @@ def _layers_of_more_rows(dtype: torch.dtype) -> Compared:
     yield from _linears(dtype, [(520, 72, (2048, 1032)), (4096, 256, (2048, 2048))])
 
 
+def _layers_of_middle_rows(dtype: torch.dtype) -> Compared:
+    """A gated layer in tiles of 128 x 128."""
+    yield from _linears(dtype, [(264, 136, (1032,))])
+
+
 def gradients(dtype: torch.dtype) -> Compared:
     """Rows of the gradient, outputs, inputs: one tile of a row, several, and K in parts."""
     for rows, outputs, inputs in [(72, 136, 64), (264, 200, 520), (2056, 136, 264)]:
@@ -78,6 +83,19 @@ def _parts(dtype: torch.dtype) -> Compared:
             yield from _forced(_integers(m, k), _integers(k, n), dtype, " parts ")
 
 
+def _wide_sums(dtype: torch.dtype) -> Compared:
+    """K in splits, whose sums a kernel adds to float32."""
+    from torch_cubin._native import library
+    from torch_cubin._tuning import measure
+
+    a, b, c = _integers(24, 2056), _integers(2056, 264), _integers(24, 264)
+    with measure.watching():
+        library.force_config("split")
+        out = c.float().cuda()
+        ops.addmm_into(out, a.to(dtype).cuda(), b.to(dtype).cuda(), beta=1.0, alpha=1.0)
+        yield "wide sums", [out], [c + a @ b]
+
+
 def _few_rows(dtype: torch.dtype) -> Compared:
     """By tiles of more rows of the weight than the planner takes for small weights."""
     for m in (7, 16, 32, 64):
@@ -88,6 +106,17 @@ def _long_sums(dtype: torch.dtype) -> Compared:
     """K split among many blocks, whose sums a kernel adds."""
     a, b = _integers(16, 8200), _integers(8200, 520)
     yield from _forced(a, b, dtype, " mma 128x128x32 ")
+
+
+def _whole_sums(dtype: torch.dtype) -> Compared:
+    """In one chain, under batch_invariant(), of operands whose rows begin anywhere."""
+    import torch_cubin
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    a, b = _integers(129, 65), _integers(65, 257)
+    with torch_cubin.batch_invariant():
+        yield "whole sums", [ops.matmul(a.to(dtype).cuda(), b.to(dtype).cuda())], [a @ b]
+    torch.backends.cuda.matmul.allow_tf32 = True
 
 
 def _copies(dtype: torch.dtype) -> Compared:
@@ -111,15 +140,17 @@ def _columns(dtype: torch.dtype) -> Compared:
 SIXTEEN = (
     layers_of_few_rows,
     _layers_of_more_rows,
+    _layers_of_middle_rows,
     gradients,
     _parts,
+    _wide_sums,
     _few_rows,
     _copies,
 )
 KINDS = {
     torch.bfloat16: SIXTEEN,
     torch.float16: SIXTEEN,
-    torch.float32: (_copies, _columns, _long_sums),
+    torch.float32: (_copies, _columns, _long_sums, _whole_sums),
     torch.float64: (_mirrored,),
 }
 

@@ -50,15 +50,17 @@ def _scenarios() -> Iterator[Scenario]:
     short = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
     sixteen = ("bfloat16", "float16")
     of_layers = {
-        name: rf"(parts|skinny|fused|gated)\w*_{short[name]}|pad_\w*2_" for name in sixteen
+        name: rf"(parts|skinny|fused|gated)\w*_{short[name]}|pad_\w*2_|f32_splits"
+        for name in sixteen
     }
-    of_layers |= {"float32": "f32_splits|pad_|transpose_|_tf32_tn", "float64": "mirror_matmul_8"}
+    of_layers |= {"float32": "f32_any_16x32|pad_|transpose_|_tf32_tn", "float64": "mirror_matmul_8"}
     for dtype, pattern in of_layers.items():
         yield Scenario("layers_sanitize", (dtype,), pattern)
     # As many turns as kernels are alike at most: run_child.turned_catalog.
     for dtype, turns in (("bfloat16", 6), ("float16", 6), ("float8_e4m3fn", 3)):
         for turn in range(turns):
-            pattern = rf"attention\w*_{short.get(dtype, 'e4m3')}"
+            own = short.get(dtype)
+            pattern = rf"attention\w*_{own}" if own else r"sm90_e4m3\w*_attention"
             yield Scenario("attention_turns_sanitize", (dtype, str(turn)), pattern)
     for dtype in sixteen:
         pattern = rf"decode_\w*_({short[dtype]}|e4m3)|combine_\w*_{short[dtype]}"
