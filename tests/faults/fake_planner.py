@@ -211,6 +211,27 @@ def test_rows_outside_of_a_tile_take_time_inside_of_batch_invariant(driver, cata
     assert times["sm90 64x32"] > 1.2 * plan["microseconds"]
 
 
+def test_float32_rings_take_no_row_that_ends_within_a_vector(driver, catalog) -> None:
+    """A single row may: cp.async reads a part of its last vector, but memcheck counts all of it.
+    Under batch_invariant() there is a ring for any strides."""
+    rings = {f"simt {tile}" for tile in ("128x64x16", "64x48x64", "64x32x64", "32x32x64")}
+    of_any_strides = "simt 16x32x64"
+
+    def run() -> list:
+        row = {"m": 1, "n": 512, "batch": 1, "math": "float32", "dtype": "float32"}
+        access = {"a": "k_vectors", "b": "own_vectors"}
+        cases = [(k, alike) for k in (1024, 1026) for alike in (False, True)]
+        products = [{**row, **access, "k": k, "batch_invariant": alike} for k, alike in cases]
+        plans = library.planned(products, configs=True)
+        names = [[config["name"] for config in plan["configs"]] for plan in plans]
+        return list(zip(cases, names, strict=True))
+
+    for (k, batch_invariant), names in forked(run):
+        assert (rings & set(names)) == (rings if k % 4 == 0 else set())
+        assert (of_any_strides in names) == (k % 4 == 0 or batch_invariant)
+        assert "simt 64x64x8" in names
+
+
 def test_terms_of_other_values_change_the_predictions(driver, catalog) -> None:
     """As benchmarks/fit_planner.py asks for them."""
 

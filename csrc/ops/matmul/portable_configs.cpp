@@ -245,7 +245,8 @@ void for_each_row(const PortableTable& table, const MatmulCase& problem, Visit v
     if (!row.chains_in_ring() || are_whole_vectors(problem)) visit(row, x, false);
   }
   // In chains of 256 terms, few rows of what those do not read: their kernels split a short K,
-  // which is more accurate (129 x 257 x 65 in one chain has 2.1 times PyTorch's error).
+  // which is more accurate (129 x 257 x 65 in one chain has an error of 1.51e-5, for a limit of
+  // 1.45e-5).
   if (problem.batch_invariant && (!are_whole_vectors(problem) || problem.a != kKVectors)) {
     for (const PortableRow& row : table.tiles[math][kLayoutAny]) {
       if (row.chains_in_ring()) visit(row, x, false);
