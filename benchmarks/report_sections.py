@@ -110,8 +110,8 @@ SECTIONS = (
         read=report_results.listed,
         command="benchmarks/bench_models.py --products",
         about="The products of the blocks of 28 public models, between layer norms: cuBLAS's time "
-        "over ours; of them every second, on the H100 every sixth. dW with db: the gradients of "
-        "weight and bias together.",
+        "over ours; on the H100 every sixth of them. dW with db: the gradients of weight and bias "
+        "together.",
         groups={
             "models: forward, in context": "forward",
             "models: dX, in context": "dX",
