@@ -58,6 +58,7 @@ def test_fitted_numbers_are_few_and_stand_in_one_place() -> None:
     assert len(numbers) <= planner_numbers.MOST_FITTED, numbers
     assert not [number for number in numbers if not number.startswith("cost.h: ")]
     assert planner_numbers.integers() == set(planner_numbers.INTEGERS)
+    assert len(planner_numbers.ratios()) <= planner_numbers.MOST_RATIOS
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,12 @@ def test_what_counts_as_a_fitted_number(tmp_path, monkeypatch, text, counted) ->
     (tmp_path / "x.cpp").write_text(text + "\n")
     monkeypatch.setattr(planner_numbers, "FOLDER", tmp_path)
     assert planner_numbers.fitted() == [f"x.cpp: {number}" for number in counted]
+
+
+def test_ratios_are_found(tmp_path, monkeypatch) -> None:
+    (tmp_path / "x.cpp").write_text("x *= share(3, 4) + share(part, 4);  // share(1, 2)\n")
+    monkeypatch.setattr(planner_numbers, "FOLDER", tmp_path)
+    assert planner_numbers.ratios() == ["x.cpp: 3/4"]
 
 
 def test_other_integers_are_found(tmp_path, monkeypatch) -> None:
