@@ -223,6 +223,20 @@ def test_kept_weights_end_with_a_step(options) -> None:
     assert torch.equal(kept, own(x))
 
 
+def test_kept_weights_end_with_a_replayed_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hold the step of an optimizer, of which no version counter tells."""
+    own, x = torch_cubin.float8(model(), training=True), torch.randn(4, 200).bfloat16()
+    weight = next(own.parameters())
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: weight.data.mul_(-2))
+    kept_weights._forget_at_steps.__wrapped__()  # as the first scope of a process does
+    with torch_cubin.keep_float8_weights():
+        before = own(x)
+        torch.cuda.CUDAGraph.replay(None)  # type: ignore[arg-type]
+        kept = own(x)
+    assert not torch.equal(kept, before)
+    assert torch.equal(kept, own(x))
+
+
 @torch.no_grad()
 def test_copies_and_saved_states() -> None:
     own, x = torch_cubin.float8(model()), torch.randn(5, 200, dtype=torch.bfloat16)

@@ -113,8 +113,8 @@ class keep_float8_weights:
     :func:`torch_cubin.moe` with recipe "block" and the layers of ``torch_cubin.float8(model,
     training=True)`` quantise weights in each forward, and their transposes in each backward.
     Inside, a weight is quantised once, for both, and its copies serve until the last scope ends,
-    any optimizer of torch.optim has made a step, the weight is freed, or it changes, as its version
-    counter tells. Results have the same bits.
+    any optimizer of torch.optim has made a step, any CUDA graph has been replayed, the weight is
+    freed, or it changes, as its version counter tells. Results have the same bits.
     Copies take two bytes for each element of a weight, which is why they are not kept by default.
     It holds for all threads of the process, and for eager calls whose gradients are recorded;
     compiled calls, and those that a CUDA graph captures, quantise as outside.
@@ -139,13 +139,23 @@ class keep_float8_weights:
 
 @functools.cache
 def _forget_at_steps() -> None:
-    """Fused optimizers write to weights without a new version."""
+    """Fused optimizers write to weights without a new version, and so do graphs that are replayed:
+    the version counter does not see their writes."""
 
     def forget(*_: Any) -> None:
         with _scopes.lock:
             _scopes.kept.clear()
 
     register_optimizer_step_post_hook(forget)
+    graph: Any = torch.cuda.CUDAGraph
+    replay = graph.replay
+
+    @functools.wraps(replay)
+    def replay_and_forget(self: Any) -> None:
+        replay(self)
+        forget()
+
+    graph.replay = replay_and_forget
 
 
 @never_traced
