@@ -2,13 +2,15 @@
 
 What a tool said of a kernel holds as long as its cubin is the same. So the record keeps each
 cubin's hash, and is joined from several runs: `python tools/gpu_sanitize.py kernels` runs what it
-lacks. `python tests/gpu/sanitized.py` says in one line what it has.
+lacks. `python tests/gpu/sanitized.py` says in one line what it has;
+`python tests/gpu/sanitized.py FILE ...` first joins records of other trees into it.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,6 +142,25 @@ def join(record: dict[str, Any], run: dict[str, Any], tool: str, kernels: dict[s
     record["reports"].setdefault(tool, {}).update(reports)
 
 
+def merge(record: dict[str, Any], other: dict[str, Any], kernels: dict[str, str]) -> None:
+    """Joins what another tree's record says of kernels as they are built here, where this one says
+    nothing or the other one has a report."""
+    for tool in TOOLS:
+        reports = other["reports"].get(tool, {})
+        wanted = {*missing(record, kernels, tool), *reports}
+        for number, run in enumerate(other["runs"]):
+            seen = {
+                name: cubin
+                for name, cubin in kernels.items()
+                if name in wanted
+                and (entry := other["kernels"].get(name, {})).get(tool) == number
+                and entry["cubin"] == cubin
+            }
+            if seen:
+                named = {name: text for name, text in reports.items() if name in seen}
+                join(record, run, tool, seen, named)
+
+
 def write(root: Path, record: dict[str, Any], kernels: dict[str, str]) -> None:
     """Skips kernels that are gone, and runs that no entry names any more."""
     entries = {k: v for k, v in sorted(record["kernels"].items()) if k in kernels}
@@ -204,4 +225,10 @@ def named_in(output: str, kernels: dict[str, str]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(describe(Path(__file__).resolve().parents[2]))
+    ROOT = Path(__file__).resolve().parents[2]
+    joined, of_tree = read(ROOT), built(ROOT)
+    for file in sys.argv[1:]:
+        merge(joined, json.loads(Path(file).read_text()), of_tree)
+    if sys.argv[1:]:
+        write(ROOT, joined, of_tree)
+    print(describe(ROOT))

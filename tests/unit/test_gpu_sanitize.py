@@ -91,6 +91,7 @@ def test_kernels_that_the_record_lacks_are_run(
     assert tool.run_kernels(2, 60) == 1
     assert ("rows_sanitize", "memcheck", "float16", (NAMES[0], NAMES[1])) in calls
     assert ("rows_sanitize", "initcheck", "float16", ()) in calls, "it must see all writes"
+    assert ("rows_sanitize", "racecheck", "float16", ()) in calls, "it must watch all or none"
     assert not any(call[2:3] == ("bfloat16",) for call in calls), "they may add nothing"
     found = sanitized.read(tmp_path)
     assert found["reports"] == {"initcheck": {NAMES[2]: "at delta_attention_f32+0x9f0"}}

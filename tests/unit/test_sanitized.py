@@ -79,6 +79,30 @@ def test_reports_stay_until_the_kernel_is_clean_or_another_one(tree: Path) -> No
     assert sanitized.read(tree)["reports"] == {}
 
 
+def test_records_of_other_trees_are_joined_where_the_cubin_is_the_same(tree: Path) -> None:
+    add(tree, RUN, "memcheck", "sum")
+    other = {
+        "runs": [{"date": "other"}, LATER],
+        "reports": {"memcheck": {"gone": "Invalid read"}, "racecheck": {"sum": "Race"}},
+        "kernels": {
+            "sum": {"cubin": "1" * 16, "memcheck": 0, "racecheck": 1},
+            "finish_matmul_f32": {"cubin": "7" * 16, "memcheck": 1},
+            "gone": {"cubin": "3" * 16, "memcheck": 1},
+            "only there": {"cubin": "3" * 16, "memcheck": 1},
+        },
+    }
+    record, kernels = sanitized.read(tree), sanitized.built(tree)
+    sanitized.merge(record, other, kernels)
+    sanitized.write(tree, record, kernels)
+    record = sanitized.read(tree)
+    assert record["runs"] == [RUN, LATER]
+    assert record["kernels"] == {
+        "gone": {"cubin": "3" * 16, "memcheck": 1},
+        "sum": {"cubin": "1" * 16, "memcheck": 0, "racecheck": 1},
+    }
+    assert record["reports"] == other["reports"]
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"runs": 1}'])
 def test_a_record_that_cannot_be_read_says_so(tree: Path, content: str) -> None:
     (tree / sanitized.RECORD).write_text(content)
