@@ -248,7 +248,7 @@ def run(
                 options += ["--check-api-memory-access", "no"]
             if arguments[0] == "synccheck":
                 # It counts mbarriers by itself, too few where kernels over rows copy by them, and
-                # then waits forever. With 1,024 it loses count and reports what is right, with
+                # then waits forever. With 1,024 it loses count and reports right ones, with
                 # 1,048,576 it writes out of bounds (2025.3.1).
                 options += ["--num-cuda-barriers", "65536"]
             if names := sanitized.UNTRACKED.get(arguments[0]):
