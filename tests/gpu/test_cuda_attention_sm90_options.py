@@ -231,19 +231,26 @@ def test_nonfinite_values_stay_in_their_rows(head_dim: int, nan_memory) -> None:
     assert torch.equal(~logsumexp.isfinite(), want)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 500.0])
+@pytest.mark.parametrize("rule", ["none", "softcap", "ALiBi"])
 @pytest.mark.parametrize("as_mask", [False, True], ids=["window", "mask"])
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_rows_beside_those_that_see_a_nan(
-    head_dim: int, as_mask: bool, value: float, nan_memory
+    head_dim: int, as_mask: bool, rule: str, value: float, nan_memory
 ) -> None:
-    """A warp computes scores again for all of its rows if those of one are not finite."""
-    g = ac.generator(f"{head_dim} {as_mask} {value}")
+    """A warp computes scores again for all of its rows if those of one are not finite, or large.
+    With a softcap several keys of a row share a reciprocal: hidden ones have no effect."""
+    g = ac.generator(f"{head_dim} {as_mask} {rule} {value}")
     q, k, v = (ac.draw((2, 4, 700, head_dim), torch.bfloat16, g) for _ in range(3))
     i = torch.arange(700, device=ac.DEVICE)
     behind = i[:, None] - i
-    seen = (behind >= 0) & (behind <= 100)
-    options = {"attn_mask": seen} if as_mask else {"is_causal": True, "window_left": 100}
+    window = 300 if rule != "none" else 100
+    seen = (behind >= 0) & (behind <= window)
+    options = {"attn_mask": seen} if as_mask else {"is_causal": True, "window_left": window}
+    if rule == "softcap":
+        options["softcap"] = 20.0
+    elif rule == "ALiBi":
+        options["alibi_slopes"] = torch.tensor([0.5, 0.1, 0.02, 0.0], device=ac.DEVICE)
     clean, _ = torch.ops.cubin.attention_forward(q, k, v, **options)
     for key in (5, 130, 333):
         spoilt = k.clone()
