@@ -28,6 +28,8 @@ class E4m3Softmax {
   // Of two rows, in powers of two: the exponent with weight 1. kLowest until a score was seen.
   float reference[2];
   float sum[2];  // this thread's part, of unrounded weights
+  bool looks;    // the next block's maximum is needed; the same in all threads of a warp
+  using Sums = float[2][2];  // of a block's weights in this thread, 16 of each row
 
   TC_DEVICE void reset() {
 #pragma unroll
@@ -35,7 +37,7 @@ class E4m3Softmax {
       reference[h] = kLowest;
       sum[h] = 0.0f;
     }
-    look_ = true;
+    looks = true;
   }
 
   // Scores to weights. Returns false if the scores are needed once more. Previous outputs must be
@@ -43,35 +45,40 @@ class E4m3Softmax {
   // yet. `whole`: no key of the block is hidden.
   template <int kCount>
   TC_DEVICE bool weigh(float (&s)[kCount], float unit, float (&factor)[2], bool whole) {
-    float part[2][2];
-    bool looked = look_;
-    if (__builtin_expect(look_, 0)) find_maximum(s, unit, factor);
+    Sums part;
+    bool looked = looks;
+    if (__builtin_expect(looks, 0)) find_maximum(s, unit, factor);
     exponentiate(s, unit, part);
-    if (looked && whole && __builtin_expect(!look_, 1)) raise(s, part, factor);
+    if (looked && whole && __builtin_expect(!looks, 1)) raise(s, part, factor);
     float most = largest(part);
     if (!looked && __builtin_expect(!__all_sync(~0u, most <= kMostE4m3), 0)) {
       if (!__all_sync(~0u, most <= kFar)) {
-        look_ = true;
+        looks = true;
         return false;
       }
       step_down(s, part, factor);
     }
     add(part);
+    if (__builtin_expect(!whole, 0)) looks = true;
     return true;
   }
 
+  // What weigh_small() compares a thread's sums of 16 weights with.
+  TC_DEVICE float limit() const { return kMostE4m3; }
+
   // weigh() in two parts, where no maximum is wanted: first this, which is all if it returns true.
   template <int kCount>
-  TC_DEVICE bool weigh_small(float (&s)[kCount], float unit, float (&part)[2][2]) {
+  TC_DEVICE bool weigh_small(float (&s)[kCount], float unit, float limit, Sums& part) {
     exponentiate(s, unit, part);
-    if (!__all_sync(~0u, largest(part) <= kMostE4m3)) return false;
+    if (!__all_sync(~0u, largest(part) <= limit)) return false;
     add(part);
     return true;
   }
   template <int kCount>
-  TC_DEVICE bool weigh_large(float (&s)[kCount], float (&part)[2][2], float (&factor)[2]) {
+  TC_DEVICE bool weigh_large(float (&s)[kCount], Sums& part, float (&factor)[2]) {
+    if (looks) return false;
     if (!__all_sync(~0u, largest(part) <= kFar)) {
-      look_ = true;
+      looks = true;
       return false;
     }
     step_down(s, part, factor);
@@ -79,28 +86,20 @@ class E4m3Softmax {
     return true;
   }
 
-  // Whether the next block's maximum is needed.
-  TC_DEVICE bool looks() const { return look_; }
-
-  // The next block's maximum is needed, too.
-  TC_DEVICE void look_again() { look_ = true; }
-
  private:
-  bool look_;  // the next block's maximum is needed; the same in all threads of a warp
-
   // The maximum of NaN and a number is the number: a row with NaN is lost anyway.
-  static TC_DEVICE float largest(const float (&part)[2][2]) {
+  static TC_DEVICE float largest(const Sums& part) {
     return fmaxf(fmaxf(part[0][0], part[0][1]), fmaxf(part[1][0], part[1][1]));
   }
 
-  TC_DEVICE void add(const float (&part)[2][2]) {
+  TC_DEVICE void add(const Sums& part) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum[h] += part[h][0] + part[h][1];
   }
 
   template <int kCount>
-  TC_DEVICE void exponentiate(float (&s)[kCount], float unit, float (&part)[2][2]) const {
-    float minus[2] = {look_ ? kLift : -reference[0], look_ ? kLift : -reference[1]};
+  TC_DEVICE void exponentiate(float (&s)[kCount], float unit, Sums& part) const {
+    float minus[2] = {looks ? kLift : -reference[0], looks ? kLift : -reference[1]};
 #pragma unroll
     for (int h = 0; h < 2; ++h) part[h][0] = part[h][1] = 0.0f;
 #pragma unroll
@@ -120,12 +119,12 @@ class E4m3Softmax {
   }
 
   // From here on the maximum of the scores has weight 2^kLift, or less if a larger one came before.
-  // While one of the warp's references is huge (`look_` stays true), it is subtracted from the
+  // While one of the warp's references is huge (`looks` stays true), it is subtracted from the
   // scores here.
   template <int kCount>
   TC_DEVICE void find_maximum(float (&s)[kCount], float unit, float (&factor)[2]) {
     float raw[2];
-    look_ = false;
+    looks = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float top = fmaxf(row_maximum(s, h), kLowest);
@@ -137,17 +136,17 @@ class E4m3Softmax {
       if (reference[h] != kLowest) factor[h] = exp2_approx(reference[h] - scaled);
       sum[h] *= reference[h] != kLowest ? factor[h] : 1.0f;
       reference[h] = scaled;
-      look_ |= !(fabsf(scaled) <= kHuge);
+      looks |= !(fabsf(scaled) <= kHuge);
     }
-    look_ = __any_sync(~0u, look_);
-    if (!look_) return;
+    looks = __any_sync(~0u, looks);
+    if (!looks) return;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) s[i] -= raw[i / 2 % 2];
   }
 
   // Multiplies the weights of rows whose sums are too small, and earlier sums, by a power of two.
   template <int kCount>
-  TC_DEVICE void raise(float (&s)[kCount], float (&part)[2][2], float (&factor)[2]) {
+  TC_DEVICE void raise(float (&s)[kCount], Sums& part, float (&factor)[2]) {
     float by[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -173,7 +172,7 @@ class E4m3Softmax {
   // Divides the weights of rows whose sums are too large, and earlier sums, by a power of two that
   // leaves sums of 128 to 256.
   template <int kCount>
-  TC_DEVICE void step_down(float (&s)[kCount], float (&part)[2][2], float (&factor)[2]) {
+  TC_DEVICE void step_down(float (&s)[kCount], Sums& part, float (&factor)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float top = quad_max(fmaxf(part[h][0], part[h][1]));

@@ -1,6 +1,6 @@
 // A block of attention's forward on Hopper, for 16-bit types (sm90/forward.cu) and for e4m3
 // (sm90/e4m3.cu): its roles, shared memory and barriers, and the warps that schedule and load. What
-// a consumer computes is its kernel's.
+// a consumer computes is sm90/forward_loop.cuh, or its kernel's (sm90/forward_few.cu).
 //
 // A block is a producer warpgroup and two or three consumer warpgroups of 64 queries each. Of the
 // producer's warps one schedules the tiles and loads Q, one loads K and one V; or one loads both,
@@ -31,7 +31,9 @@ namespace sm90 {
 // AttentionSchedule), kKeepsKeys (a tile may find the keys of the one before in the ring),
 // kSendsNextBlock, kNextBlock and Mask (ReceivedKeyBlocks), kMovesDescriptors (moved()); the
 // registers of both sorts of warps; kOut and kOutColumns (store_rows()); describe_tile(), which
-// fills a Tile, and load_values(), which loads a block of values, or convert_values().
+// fills a Tile, and load_values(), which loads a block of values, or convert_values(). For
+// sm90/forward_loop.cuh: kAddsSums (a block's product with V is added to the outputs in float32),
+// kEndsTurnEarly (that product ends its turn), kFewestSkipped (blocks of a tile that is skipped).
 //
 // `kSharedQ`: 0 if each consumer has kQSlots buffers of queries of its own. Otherwise all consumers
 // share this number of buffers, in order: with three for two consumers, the first one's next
@@ -46,6 +48,8 @@ struct ForwardBlock {
   using Tile = Tile_;
   using Mask = NoMask;
   static constexpr bool kRotates = false, kOrders = false;  // of AttentionSchedule
+  static constexpr bool kAddsSums = false, kEndsTurnEarly = false;
+  static constexpr int kFewestSkipped = 0;
   static constexpr int kGroups = kGroups_, kQSlots = kQSlots_, kStages = kStages_, kRing = 8;
   static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
   static constexpr int kQBytes = kQBytes_, kKvBytes = kKvBytes_;

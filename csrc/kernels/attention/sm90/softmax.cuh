@@ -48,7 +48,8 @@ struct RunningSoftmax {
   // whether it wants that of all later blocks (kMoves); whether the maximum of this block was
   // found.
   u32 state;
-  bool looks;  // whether a row of the warp wants a maximum
+  bool looks;             // whether a row of the warp wants a maximum
+  using Sums = float[2];  // of a block's weights in this thread
 
   TC_DEVICE void reset() {
 #pragma unroll
