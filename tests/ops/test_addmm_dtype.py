@@ -63,6 +63,16 @@ def test_the_operands_dtype_is_addmm_itself() -> None:
     assert torch.equal(into, out)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_factors_that_sums_cannot_hold_are_infinite(dtype) -> None:
+    """As in kernels, which take them in the type of the sums."""
+    input, a, b = (torch.ones(shape, dtype=dtype) for shape in ((3,), (5, 7), (7, 3)))
+    inf = 1e300 if dtype == torch.float64 else torch.inf
+    assert set(ops.addmm(input, a, b, beta=1e300).view(-1).tolist()) == {inf}
+    assert set(ops.addmm(input, a, b, beta=0, alpha=-1e300).view(-1).tolist()) == {-7 * inf}
+    assert set(ops.addmm(input, a[:, :0], b[:0], beta=-1e300).view(-1).tolist()) == {-inf}
+
+
 def test_into_any_layout() -> None:
     input, a, b = draw(SHAPES[0])
     memory = torch.full((9, 11), 7.0)

@@ -7,6 +7,14 @@
 #include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
+namespace {
+
+// As kernels take it, in the type of the sums: too large a one is infinite. ATen would refuse it.
+double factor_of(const Tensor& sums, double factor) {
+  return TensorView(sums).dtype == ScalarType::Double ? factor : static_cast<float>(factor);
+}
+
+}  // namespace
 
 Tensor apply_activation(const Tensor& x, Activation activation) {
   switch (activation) {
@@ -61,14 +69,14 @@ Tensor narrow_to(const Tensor& tensor, ScalarType dtype) {
 
 // NOTE: the stable ABI has no Scalar; only subtract() takes a factor.
 Tensor scaled_addend(const Tensor& x, const Tensor& addend, double beta) {
-  return beta == 0 ? x : torch::stable::subtract(x, addend, -beta);
+  return beta == 0 ? x : torch::stable::subtract(x, addend, -factor_of(x, beta));
 }
 
 Tensor scaled(const Tensor& x, double alpha) {
   if (alpha == 1) return x;
   Tensor zeros = torch::stable::empty_like(x);
   torch::stable::zero_(zeros);
-  return torch::stable::subtract(zeros, x, -alpha);
+  return torch::stable::subtract(zeros, x, -factor_of(x, alpha));
 }
 
 }  // namespace torch_cubin
