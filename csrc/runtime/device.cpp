@@ -131,6 +131,16 @@ bool in_green_context(const Device& device) {
          d.cuCtxGetDevice(&handle) == CUDA_SUCCESS && handle == device.handle;
 }
 
+uint64_t capture_of(const Device& device, CUstream stream) {
+  if (stream == nullptr) return 0;  // the legacy default stream cannot be captured
+  const ContextGuard guard(device, stream);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t number = 0;
+  check(driver().capture_info(stream, &status, &number, nullptr, nullptr, nullptr), "capture",
+        "cuStreamGetCaptureInfo");
+  return status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? number : 0;
+}
+
 int device_of_pointer(uint64_t address) {
   int ordinal = -1;
   const CUresult result = driver().cuPointerGetAttribute(

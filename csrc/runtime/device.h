@@ -50,6 +50,9 @@ bool in_green_context(const Device& device);
 // Whether the handle is a default stream, which belongs to the thread's current context.
 bool is_default_stream(CUstream stream);
 
+// The number of the capture of a CUDA graph that records the stream; 0 if none does.
+uint64_t capture_of(const Device& device, CUstream stream);
+
 // The index of the device that owns the memory; -1 for memory that CUDA does not know.
 int device_of_pointer(uint64_t address);
 

@@ -178,3 +178,57 @@ def test_kept_copies_give_the_same_bits(dtype, generator: torch.Generator) -> No
             for _ in range(2):
                 for out, wanted in zip(trained(block_moe, args, grad), right, strict=True):
                     assert torch.equal(out.nan_to_num(), wanted.nan_to_num()), sizes
+
+
+def test_a_graph_has_copies_of_its_own(generator: torch.Generator) -> None:
+    """Two micro-batches share them; replays quantise what the weights are then."""
+    args = layer((300, *SMALL), torch.bfloat16, generator)
+    tensors = [x.detach().requires_grad_(x.is_floating_point()) for x in args]
+    grad = gradient(args[0], generator)
+
+    def step() -> list[Tensor]:
+        outs = [block_moe(*tensors) for _ in range(2)]
+        grads = torch.autograd.grad(outs, tensors[3:], [grad, grad])
+        return [*outs, *grads]
+
+    def launches(run) -> int:
+        before = torch_cubin._native.library.launches()
+        run()
+        return torch_cubin._native.library.launches() - before
+
+    torch.cuda.synchronize()
+    with torch_cubin.keep_float8_weights():
+        step()  # the copies of eager calls are not the graph's
+        graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+        found = []
+        for graph in graphs:
+            with torch.cuda.graph(graph):
+                found.append(step())
+        kept = launches(step)  # eager, once more
+    assert kept < launches(step)
+    for factor in (1.0, -0.5, 3.0):
+        with torch.no_grad():
+            for weight in tensors[3:]:
+                weight.mul_(factor)
+        right = step()
+        for graph, own in zip(graphs, found, strict=True):
+            graph.replay()
+            assert all(map(torch.equal, own, right))
+
+
+def test_a_replayed_graph_writes_to_kept_weights(generator: torch.Generator) -> None:
+    """As a captured step of an optimizer does, of which no version counter tells."""
+    args = layer((300, *SMALL), torch.bfloat16, generator)
+    tensors = [x.detach().requires_grad_(x.is_floating_point()) for x in args]
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            for weight in tensors[3:]:
+                weight.mul_(-0.5)
+    with torch_cubin.keep_float8_weights():
+        before = block_moe(*tensors)
+        graph.replay()
+        after = block_moe(*tensors)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, block_moe(*tensors))

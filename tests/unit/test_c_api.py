@@ -65,6 +65,7 @@ NULL = {
     "module_unload": (None, 0),
     "kernel_preload": (None, 0),
     "kernel_launch": (None, None),
+    "capture_of": (0, None),
     "encode_tensor_map": (None, None),
     "define_ops": (None, None, None, None, 0),
     "check_schema": (None, False),

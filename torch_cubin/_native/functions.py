@@ -31,6 +31,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "calls_served": (ctypes.c_int64, []),
     "set_error_names": (None, [ADDRESS, ADDRESS]),
     "pytorch_symbols": (JSON, []),
+    "capture_of": (JSON, [INT, ADDRESS]),
     "attention_schemas": (JSON, []),
     "check_described": (JSON, [TEXT, TEXT]),
     "check_call": (JSON, [TEXT]),

@@ -3,6 +3,7 @@ of torch_cubin.float8(model, training=True)."""
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import threading
@@ -15,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torch_cubin._native import library
 from torch_cubin._pytorch.compiler import never_traced
 from torch_cubin._pytorch.recording import recorder
 
@@ -55,19 +57,21 @@ def copies_of(weight: Tensor, make: bool) -> Copies | None:
     """Those that the weight, a matrix or several, keeps if it is as it was; else new ones, if
     `make`.
 
-    None outside keep_float8_weights(), and where calls are traced or a CUDA graph is captured,
-    which would run with copies of what the weight was.
+    None outside keep_float8_weights(), and where calls are traced. A CUDA graph has copies of its
+    own, which its replays make again: with others it would run with what the weight was.
     """
     if torch.compiler.is_compiling() or not _scopes.open:
         return None
     if type(weight) not in (Tensor, torch.nn.Parameter) or weight.is_inference() or recorder():
         return None
-    if weight.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None
     base = weight if weight._base is None else weight._base
-    stream = torch.cuda.current_stream(weight.device) if weight.is_cuda else None
+    stream, capture = None, 0
+    if weight.is_cuda:
+        stream = torch.cuda.current_stream(weight.device)
+        if torch.cuda.is_current_stream_capturing():
+            capture = _capture_of(stream.device_index)
     storage = base.untyped_storage()._cdata
-    state = base._version, storage, base.data_ptr(), base.dtype, stream
+    state = base._version, storage, base.data_ptr(), base.dtype, stream, capture
     view = weight.dtype, weight.storage_offset(), *weight.shape, *weight.stride()
     with _scopes.lock:
         kept = _scopes.kept.get(base)
@@ -77,6 +81,13 @@ def copies_of(weight: Tensor, make: bool) -> Copies | None:
             kept.copies[view] = _made(weight.detach())
         found: Copies | None = kept.copies.get(view)
         return found
+
+
+def _capture_of(device: int) -> int:
+    """The number of the capture that records the device's current stream."""
+    number = ctypes.c_uint64()
+    library.raise_error(library.load().torch_cubin_capture_of(device, ctypes.byref(number)))
+    return number.value
 
 
 def _made(weight: Tensor) -> Copies:
@@ -117,7 +128,8 @@ class keep_float8_weights:
     freed, or it changes, as its version counter tells. Results have the same bits.
     Copies take two bytes for each element of a weight, which is why they are not kept by default.
     It holds for all threads of the process, and for eager calls whose gradients are recorded;
-    compiled calls, and those that a CUDA graph captures, quantise as outside.
+    compiled calls quantise as outside. Calls that a CUDA graph captures share copies that each
+    replay makes again.
 
     NOTE: the version counter does not see all writes, such as those to `weight.data`, and those of
     FSDP to the weights that it gathers. What they write may change between scopes alone. A weight
