@@ -36,16 +36,37 @@ CALLS = {
     "attention, mask": lambda made: ops._scaled_dot_product_attention(
         *(real(1, 2, 8, 64) for _ in range(3)), made(8, 8), 0.0, False
     ),
+    "norm's gradient, mean": lambda made: ops._norm_backward(
+        *(real(8, 64), None, real(8, 64), made(8, 1), real(8, 1), real(64), 1, 1e-5, True, True),
+        None,
+    ),
+    "norm's gradient, rstd": lambda made: ops._norm_backward(
+        *(real(8, 64), None, real(8, 64), real(0), made(8, 1), real(64), 1, 1e-5, False, True),
+        None,
+    ),
+    "scale": lambda made: ops._scale_into(made(8, 8), real()),
     "declared": lambda made: vec_add().overload(real(8, 8), made(8, 8)),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_wrapper_without_memory_is_named(driver, name) -> None:
-    catalogs.declare(driver, catalogs.kernels_of("matmul") + catalogs.kernels_of("attention"))
+    families = ("matmul", "attention", "rows")
+    catalogs.declare(driver, [kernel for each in families for kernel in catalogs.kernels_of(each)])
     call = CALLS[name]
     with pytest.raises((RuntimeError, ValueError), match=r"\[input\].*a Wrapper"):
         call(Wrapper)
     with pytest.raises((RuntimeError, ValueError), match=r"\[input\].*no memory.*a Tensor"):
         call(tensors.without_memory)
+    assert driver.launches() == []
+
+
+def test_a_loss_without_memory_is_refused(driver) -> None:
+    catalogs.declare(driver, catalogs.kernels_of("rows"))
+    grad, logits, target = real(), real(8, 64), tensors.empty(8, dtype=torch.int64)
+    for given in ((tensors.without_memory(8), real(8)), (real(8), tensors.without_memory(8))):
+        with pytest.raises((RuntimeError, ValueError), match=r"\[input\].*no memory"):
+            ops._cross_entropy_backward(
+                *(grad, logits, target, None, real(), *given, "mean", -100, 0.0)
+            )
     assert driver.launches() == []

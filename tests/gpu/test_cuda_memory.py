@@ -109,14 +109,14 @@ def test_inputs_are_never_written(mode: str, generator: torch.Generator) -> None
 def test_tensors_whose_storage_is_gone_are_refused(offset: int) -> None:
     """Resized to nothing, as FSDP does; a kernel that read there would break the context."""
 
-    def gone(*shape: int) -> torch.Tensor:
+    def gone(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         count = offset + math.prod(shape)
-        tensor = torch.ones(count, device="cuda", dtype=torch.bfloat16)[offset:].view(shape)
+        tensor = torch.ones(count, device="cuda", dtype=dtype)[offset:].view(shape)
         tensor.untyped_storage().resize_(0)
         return tensor
 
     ops, a = torch.ops.cubin, torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
-    q = a.view(1, 1, 64, 64)
+    q, ends = a.view(1, 1, 64, 64), torch.tensor([64], device="cuda", dtype=torch.int32)
     for call in (
         lambda: ops.matmul(gone(64, 64), a),
         lambda: ops.matmul(a, gone(64, 64)),
@@ -124,6 +124,12 @@ def test_tensors_whose_storage_is_gone_are_refused(offset: int) -> None:
         lambda: ops.scaled_dot_product_attention(gone(1, 1, 64, 64), q, q),
         lambda: ops.scaled_dot_product_attention(q, q, gone(1, 1, 64, 64)),
         lambda: ops.scaled_dot_product_attention(q, q, q, gone(64, 64)),
+        lambda: ops.cross_entropy(a, gone(64, dtype=torch.int64)),
+        lambda: ops.rms_norm(a, [64], gone(64)),
+        lambda: ops.softmax(gone(64, 64), -1),
+        lambda: ops.quantize(gone(64, 64), 1),
+        lambda: ops.grouped_matmul(a, a[None], offs=gone(1, dtype=torch.int32)),
+        lambda: ops.grouped_matmul(a, gone(1, 64, 64), offs=ends),
     ):
         with pytest.raises(RuntimeError, match="has elements but no memory"):
             call()

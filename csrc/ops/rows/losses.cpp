@@ -15,6 +15,11 @@ constexpr const char* kOp = "cross_entropy";
 
 float* floats_of(const Tensor& tensor) { return static_cast<float*>(tensor.mutable_data_ptr()); }
 
+// Of an argument, which a kernel only reads. Throws [input] if it has no memory.
+float* saved_of(const Tensor& tensor) {
+  return const_cast<float*>(static_cast<const float*>(TensorView(tensor).data()));
+}
+
 // The parameter of a kernel, and the tensors that it refers to.
 class Call {
  public:
@@ -24,7 +29,7 @@ class Call {
     check_length(kOp, classes);
     p.classes = static_cast<int>(options.classes);
     p.first = static_cast<int>(options.first_class);
-    p.targets = static_cast<const tc_int64*>(targets_.const_data_ptr());
+    p.targets = static_cast<const tc_int64*>(TensorView(targets_).data());
     p.ignore_index = options.ignore_index;
     p.label_smoothing = static_cast<float>(options.label_smoothing);
     if (!weight) return;
@@ -119,12 +124,12 @@ void cross_entropy_backward_into_cuda(const Tensor& out, const Tensor& grad, con
   Call call(target, weight, options);
   call.read_logits(input, x, sizes);
   call.p.out = out.mutable_data_ptr();
-  call.p.grad = grads.const_data_ptr();
+  call.p.grad = TensorView(grads).data();
   call.p.losses_dtype = row_dtype(kOp, TensorView(grad).dtype);
   call.p.each_grad = options.of_rows();
-  if (options.is_mean()) call.p.total = floats_of(total);
-  call.p.max = floats_of(maxima);
-  call.p.log_sum = floats_of(log_sums);
+  if (options.is_mean()) call.p.total = saved_of(total);
+  call.p.max = saved_of(maxima);
+  call.p.log_sum = saved_of(log_sums);
   launch_rows(kLossesBackward, call.p, device(x.device_index), sizes, x.dtype);
 }
 

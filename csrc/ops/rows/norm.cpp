@@ -26,6 +26,10 @@ Tensor empty_like_rows(const TensorView& x) {
 
 void* written(const Tensor& tensor) { return tensor.mutable_data_ptr(); }
 float* floats(const Tensor& tensor) { return static_cast<float*>(tensor.mutable_data_ptr()); }
+// Of an argument, which a kernel only reads. Throws [input] if it has no memory.
+float* saved(const Tensor& tensor) {
+  return const_cast<float*>(static_cast<const float*>(TensorView(tensor).data()));
+}
 
 // As the kernels read it; a copy if it is not contiguous. Most are, and a call of PyTorch's
 // contiguous() would cost the host more than all other checks of a call.
@@ -216,8 +220,8 @@ NormGradientsFound differentiate_norm(const Tensor& grad_out, const OptionalTens
   p.weight_dtype = row_dtype(kOp, weight_dtype);
   p.bias_dtype = row_dtype(kOp, wanted.bias.value_or(x.dtype));
   p.grad_x = result.x ? written(*result.x) : nullptr;
-  p.mean = centered ? floats(*mean_dense) : nullptr;
-  p.rstd = floats(rstd_dense);
+  p.mean = centered ? saved(*mean_dense) : nullptr;
+  p.rstd = saved(rstd_dense);
   p.centered = centered;
   const Device& gpu = device(x.device_index);
   if (result.weight || result.bias) {

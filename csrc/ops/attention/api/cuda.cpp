@@ -244,12 +244,12 @@ Tensor attention_sinks_gradient_cuda(const Tensor& grad_out, const Tensor& out,
     const Tensor sums = torch::stable::contiguous(logsumexp);
     const Tensor of_heads = torch::stable::contiguous(sinks);
     AttentionParams p{};
-    p.out = const_cast<void*>(result.data_ptr());
+    p.out = const_cast<void*>(TensorView(result).data());
     std::copy_n(TensorView(result).strides, 3, p.out_stride);
-    p.grad_out = grad.data_ptr();
+    p.grad_out = TensorView(grad).data();
     std::copy_n(TensorView(grad).strides, 3, p.grad_out_stride);
-    p.logsumexp = const_cast<float*>(static_cast<const float*>(sums.data_ptr()));
-    p.sinks = static_cast<const float*>(of_heads.data_ptr());
+    p.logsumexp = const_cast<float*>(static_cast<const float*>(TensorView(sums).data()));
+    p.sinks = static_cast<const float*>(TensorView(of_heads).data());
     p.delta = static_cast<const float*>(terms.data_ptr());
     p.batch = static_cast<int>(view.sizes[0]);
     p.heads = static_cast<int>(view.sizes[1]);
