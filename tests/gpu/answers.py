@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -28,6 +29,12 @@ def kernels_launched() -> list[str]:
 def give(answer: dict) -> None:
     """As the last line of output: see run_child."""
     print("\n" + json.dumps({**answer, "kernels_launched": kernels_launched()}), flush=True)
+
+
+def shuffle(calls: list[Any]) -> None:
+    """In another order in each run that may be ended early, so that several runs together have all;
+    in the same one otherwise."""
+    random.Random(os.environ.get(ENDS, "0")).shuffle(calls)
 
 
 class _TimeIsUp(BaseException):

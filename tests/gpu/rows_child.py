@@ -8,7 +8,6 @@ few kernels but ours run.
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -114,13 +113,15 @@ def _differs(found: Tensor, right: Tensor, tolerance: float) -> bool:
 
 def rows_sanitize(tool: str, name: str) -> dict:
     """compute-sanitizer watches."""
+    from gpu import answers
+
     import torch_cubin
 
     wrong, count, dtype = [], 0, getattr(torch, name)
     torch.manual_seed(0)
     scaled = _scaled, [_rows(9, 1001, dtype), torch.tensor(0.5, dtype=dtype)]
     made = [*calls(dtype, tool), scaled]
-    random.Random(0).shuffle(made)  # a run that is ended early has some of each kind
+    answers.shuffle(made)  # a run that is ended early has some of each kind
     with torch.no_grad(), torch_cubin.install(policy="all"):
         for op, args in made:
             moved = [each.cuda() if isinstance(each, Tensor) else each for each in args]

@@ -155,3 +155,21 @@ def test_a_scenario_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) ->
         assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_calls_of_a_run_that_may_be_ended_come_in_another_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def shuffled() -> list[int]:
+        calls = [*range(50)]
+        answers.shuffle(calls)
+        return calls
+
+    monkeypatch.delenv(answers.ENDS, raising=False)
+    assert shuffled() == shuffled()
+    orders = []
+    for ends in ("1000.5", "2000.5"):
+        monkeypatch.setenv(answers.ENDS, ends)
+        orders.append(shuffled())
+        assert shuffled() == orders[-1]
+    assert orders[0] != orders[1]
