@@ -339,6 +339,31 @@ def test_quantize(driver, catalog) -> None:
     assert params[2].up == 520
 
 
+def test_gated_rows_are_prefetched_where_they_follow_one_another(driver, catalog) -> None:
+    """By the blocks of threads that are resident first; few rows are not, nor those of other
+    recipes."""
+    read_once, early = 128, 16  # of quantize_params.h
+    sizes = [(4096, 2048), (531, 2048), (2048, 4096), (3, 20480 * 8), (16384, 2048)]
+
+    def call() -> None:
+        for rows, k in sizes:
+            quantize(empty(rows, k, dtype=torch.bfloat16), BLOCK_1X128, gate="silu")
+        apart = tensors.strided((4096, 2048), (2056, 1), torch.bfloat16)
+        quantize(apart, BLOCK_1X128, gate="silu")
+        quantize(empty(128, 4096, dtype=torch.bfloat16), BLOCK_1X128, gate="silu")
+        quantize(empty(4096, 2048, dtype=torch.bfloat16), BLOCK_1X128)
+
+    *launches, apart, few, plain = launches_in(catalog, driver, call)
+    for (rows, k), launch in zip(sizes, launches, strict=True):
+        flags = launch_params.read(launch, QUANTIZE).flags
+        assert flags >> early == min(launch["grid"][0], 132 * 8)
+        assert bool(flags & read_once) == (2 * rows * k < 20e6)
+    assert launch_params.read(apart, QUANTIZE).flags >> early == 0
+    for launch in (few, plain):
+        flags = launch_params.read(launch, QUANTIZE).flags
+        assert (flags >> early, flags & read_once) == (0, 0)
+
+
 def test_more_columns_than_kernels_count_are_refused(driver, catalog) -> None:
     def call() -> list[str]:
         like = torch.empty(1, 2**32, dtype=torch.bfloat16, device="meta")

@@ -3,6 +3,7 @@
 
 #include "common/dtype.cuh"
 #include "common/float8_scale.cuh"
+#include "common/hopper.cuh"
 #include "quantize_params.h"
 
 namespace torch_cubin {
@@ -37,6 +38,15 @@ TC_DEVICE u32 larger(u32 x, u32 y) {
   return out;
 }
 
+// Loads what the L2 cache may drop before all else.
+TC_DEVICE uint4 load_once(const uint4* from) {
+  uint4 out;
+  asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(out.x), "=r"(out.y), "=r"(out.z), "=r"(out.w)
+               : "l"(from), "l"(sm90::kEvictFirst));
+  return out;
+}
+
 // Eight elements as they are stored, in words of one or two. They are loaded before any is used, so
 // that many loads are in flight; so a load has no branch if kVectors. The largest is looked for two
 // elements at a time, since these kernels have as many instructions as the memory leaves time for.
@@ -48,14 +58,15 @@ struct Eight {
   u32 words[kWords] = {};
 
   // Zeros from `count` on. kVectors: they are aligned to 16 bytes, and `count` is at most 0 or at
-  // least 8.
-  template <bool kVectors>
+  // least 8. kOnce, of vectors: the L2 cache may drop them first.
+  template <bool kVectors, bool kOnce = false>
   TC_DEVICE void load(const Storage* from, int count) {
     if constexpr (kVectors) {
 #pragma unroll
       for (int i = 0; i < kWords / 4; ++i) {
         uint4 own = make_uint4(0, 0, 0, 0);
-        if (count > 0) own = reinterpret_cast<const uint4*>(from)[i];
+        const uint4* at = reinterpret_cast<const uint4*>(from) + i;
+        if (count > 0) own = kOnce ? load_once(at) : *at;
         words[4 * i] = own.x, words[4 * i + 1] = own.y;
         words[4 * i + 2] = own.z, words[4 * i + 3] = own.w;
       }

@@ -27,7 +27,8 @@ enum QuantizeFlags {
   kQuantizeOutVectors = 8,   // data may be written by 8 bytes
   kQuantizeColumns = 16,     // tiles: a scale for 128 rows of each column
   kQuantizeTransposed = 32,  // tiles: data is (columns, rows)
-  kQuantizeApart = 64        // tiles: `blocks` or `row_data` is given
+  kQuantizeApart = 64,       // tiles: `blocks` or `row_data` is given
+  kQuantizeReadOnce = 128    // gated: the L2 cache may drop x first
 };
 
 // Of rows with one scale: the threads of a block, and the elements that a thread keeps in
@@ -36,6 +37,11 @@ constexpr int kQuantizeThreads = 256, kQuantizeKept = 32, kQuantizeLeastLog2 = 3
 
 // Of scales of 128 columns: rows whose blocks of the same columns are quantised side by side.
 constexpr int kQuantizeBand = 8;
+
+// Of gated rows: blocks of threads of a multiprocessor, of which ptxas knows. In the flags, from
+// bit kQuantizeEarly on, the number of those that are resident while the kernel before ends, and
+// bring x to the L2 cache then; rows follow one another.
+constexpr int kQuantizeGatedResident = 8, kQuantizeEarly = 16;
 
 struct QuantizeParams {
   const void* x;

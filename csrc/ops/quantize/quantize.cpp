@@ -95,6 +95,20 @@ Quantized empty_quantized(const QuantizeCall& call, int32_t device_index) {
       empty_cuda_strided(call.scale.sizes, call.scale_strides, 2, ScalarType::Float, device_index)};
 }
 
+// How gated rows are read, by `grid` blocks of threads: H200, microseconds before and after,
+// 512 x 4096 2.72, 2.30; 4096 x 2048 6.38, 5.89; 4096 x 4096 11.24, 10.52; 4096 x 7168 18.50,
+// 18.14. `apart`: bytes lie between rows that are not x.
+void hide_reads(QuantizeParams& params, const Device& gpu, int64_t grid, int64_t x_bytes,
+                bool apart) {
+  // Of less the kernel before reads or writes little that it could be hidden behind.
+  if (grid < 2 * gpu.multiprocessors) return;
+  // So that results stay in the L2 cache. Of more bytes it takes 1.03 of the time.
+  if (8 * x_bytes <= 5 * gpu.l2_bytes) params.flags |= kQuantizeReadOnce;
+  if (apart) return;
+  const int64_t early = std::min<int64_t>(grid, gpu.multiprocessors * kQuantizeGatedResident);
+  params.flags |= static_cast<int>(early) << kQuantizeEarly;
+}
+
 // Quantises x, or `of`, as `call` says.
 Quantized run_quantize(const Tensor& x, const QuantizeCall& call, const RowsOf* of = nullptr) {
   TensorView view(x);
@@ -174,7 +188,11 @@ Quantized run_quantize(const Tensor& x, const QuantizeCall& call, const RowsOf* 
     params.row_threads_log2 = row_threads_log2(call.k);
     together = kQuantizeThreads >> params.row_threads_log2;
   }
-  launch(*kernel.kernel, {ceil_div(blocks, together)}, gpu, params);
+  const int64_t grid = ceil_div(blocks, together);
+  if (mode == kGatedMode && reads) {
+    hide_reads(params, gpu, grid, params.rows * stride * bytes, stride != 2 * call.k);
+  }
+  launch(*kernel.kernel, {grid}, gpu, params);
   return {data, scales};
 }
 
