@@ -53,6 +53,19 @@ def test_both_operands_and_batches_are_copied_in_one_launch(driver, catalog) -> 
     assert launch_params.read(records[0], PARAMS).first_blocks == blocks[0]
 
 
+@pytest.mark.parametrize(("n", "k", "share"), [(1024, 128, 1), (1024, 1024, 2), (4096, 2052, 8)])
+def test_a_multiprocessor_has_no_more_blocks_of_a_copy_than_its_share(
+    driver, catalog, n: int, k: int, share: int
+) -> None:
+    """However few are free when they start, beside the last blocks of the kernel before."""
+    *_, records = launches_of(driver, ((n, k), (1, n)), ((k, n), (n + 1, 1)))
+    blocks = records[0]["grid"][0]
+    memory, block = 228 << 10, 64 * 65 * 4 + 1024 + records[0]["shared"]
+    assert min(-(-blocks // 132), 8) == share  # eight fit without any more memory
+    assert share == 8 or memory // block == share
+    assert bool(records[0]["shared"]) == (share < 8)
+
+
 @pytest.mark.parametrize(("m", "n", "copied"), [(8192, 512, 1), (512, 8192, 0)])
 def test_the_smaller_of_two_is_copied(driver, catalog, m: int, n: int, copied: int) -> None:
     k = 2048

@@ -10,6 +10,7 @@
 
 #include "kernels/matmul/pad_params.h"
 #include "ops/common/launch.h"
+#include "ops/common/spread_blocks.h"
 #include "ops/matmul/backend.h"
 #include "ops/matmul/plan.h"
 
@@ -60,7 +61,7 @@ class PadKernels : public MatmulKernels {
     for (PackageKernel* kernel : kernels) {
       const KernelFields fields(*kernel);
       const int64_t bytes = fields.integer("alignment", 2, 4);
-      (bytes == 2 ? of_2_bytes_ : of_4_bytes_) = kernel;
+      (bytes == 2 ? of_2_bytes_ : of_4_bytes_) = {kernel, SpreadBlocks(fields)};
       cost_ = CopyCost(fields);
       second_ = fields.object("cost").number("second", 0);
     }
@@ -70,11 +71,12 @@ class PadKernels : public MatmulKernels {
     const KernelFields fields(kernel);
     fields.integer("alignment", 2, 4);
     CopyCost{fields};  // throws for a figure that is wrong
+    SpreadBlocks{fields};
   }
 
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
-    if (kernel_for(element_size(c.input)) == nullptr || c.batch_dims > 1 || c.split_sums ||
+    if (kernel_for(element_size(c.input)).kernel == nullptr || c.batch_dims > 1 || c.split_sums ||
         c.sums_rows() || (work < kLeastPaddedWork && !c.batch_invariant)) {
       return;
     }
@@ -141,14 +143,21 @@ class PadKernels : public MatmulKernels {
     const int64_t of_first = ceil_div(int64_t{params.jobs[0].total}, kPadBlockChunks);
     const int64_t of_second = ceil_div(int64_t{params.jobs[1].total}, kPadBlockChunks);
     params.first_blocks = static_cast<unsigned>(of_first);
-    torch_cubin::launch(*kernel_for(bytes), {of_first + of_second}, device_, params);
+    const Copier& copier = kernel_for(bytes);
+    torch_cubin::launch(*copier.kernel, copier.spread.grid(of_first + of_second, device_), device_,
+                        params);
     const MatmulPlan inner = plan_matmul(device_, matmul_case(aligned, copies));
     launch_plan(inner, aligned, copies, device_);
   }
 
  private:
-  PackageKernel* kernel_for(int64_t element_bytes) const {
-    return element_bytes == 2 ? of_2_bytes_ : element_bytes == 4 ? of_4_bytes_ : nullptr;
+  struct Copier {
+    PackageKernel* kernel = nullptr;
+    SpreadBlocks spread;
+  };
+
+  const Copier& kernel_for(int64_t element_bytes) const {
+    return element_bytes == 2 ? of_2_bytes_ : element_bytes == 4 ? of_4_bytes_ : none_;
   }
 
   void rewrite(const MatmulCase& c, PadPlan chosen, MatmulConfigs& out) const {
@@ -203,8 +212,8 @@ class PadKernels : public MatmulKernels {
   }
 
   const Device& device_;
-  PackageKernel* of_2_bytes_ = nullptr;
-  PackageKernel* of_4_bytes_ = nullptr;
+  Copier of_2_bytes_, of_4_bytes_;
+  const Copier none_;
   CopyCost cost_;
   double second_ = 0;  // cycles of cost_.fixed, less if the second operand is the first one
 };

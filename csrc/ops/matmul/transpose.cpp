@@ -10,6 +10,7 @@
 
 #include "kernels/matmul/transpose_params.h"
 #include "ops/common/launch.h"
+#include "ops/common/spread_blocks.h"
 #include "ops/matmul/backend.h"
 #include "ops/matmul/plan.h"
 
@@ -43,6 +44,7 @@ class TransposeKernels : public MatmulKernels {
   TransposeKernels(const Device& device, const std::vector<PackageKernel*>& kernels)
       : device_(device),
         kernel_(*kernels.front()),
+        spread_(KernelFields(kernel_)),
         cost_(KernelFields(kernel_)),
         elements_(KernelFields(kernel_).object("cost").number("elements", 0)) {}
 
@@ -54,12 +56,15 @@ class TransposeKernels : public MatmulKernels {
       fields.refuse("tile", "64 rows and columns");
     }
     CopyCost{fields};  // throws for a figure that is wrong
+    SpreadBlocks{fields};
   }
 
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     const bool a = is_along_k(c.a) != to_k(c.math), b = is_along_k(c.b) != to_k(c.math);
-    if (a) rewrite(c, {true, false}, out);
-    if (b) rewrite(c, {false, true}, out);
+    // Of a matrix by its transpose both are the same copy. (With one of them as it is, rounded
+    // elsewhere, C was not symmetric in bits.)
+    if (a && !(b && c.symmetric)) rewrite(c, {true, false}, out);
+    if (b && !(a && c.symmetric)) rewrite(c, {false, true}, out);
     if (a && b) rewrite(c, {true, true}, out);
   }
 
@@ -119,7 +124,7 @@ class TransposeKernels : public MatmulKernels {
     if (chosen.b) {
       copy(copies.b, p.n, turned.b_stride_n, turned.b_stride_k, turned.b_batch_stride);
     }
-    torch_cubin::launch(kernel_, {blocks}, device_, params);
+    torch_cubin::launch(kernel_, spread_.grid(blocks, device_), device_, params);
     const MatmulPlan inner = plan_matmul(device_, matmul_case(turned, copies));
     launch_plan(inner, turned, copies, device_);
   }
@@ -158,6 +163,7 @@ class TransposeKernels : public MatmulKernels {
 
   const Device& device_;
   PackageKernel& kernel_;
+  const SpreadBlocks spread_;
   const CopyCost cost_;
   const double elements_;  // cycles more where operands are read one element at a time
 };
