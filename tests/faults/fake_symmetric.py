@@ -339,6 +339,33 @@ def test_clusters_divide_k(driver, catalog, size: int) -> None:
     assert launch["attributes"]["4"] == [size, 1, 1]
 
 
+@pytest.mark.parametrize(("n", "k"), [(3185, 4352), (128, 2048), (713, 3072)])
+def test_full_products_take_all_tiles_forwards(driver, catalog, n: int, k: int) -> None:
+    """So that an element's terms are added as those of the one mirrored."""
+    x, other = empty(n, k), empty(n, k)
+    calls = [lambda: ops.matmul(x, transposed(x)), lambda: ops.matmul(x, transposed(other))]
+    launches = [launches_of(driver, call)[-1] for call in calls]
+    for launch in launches:
+        assert catalog[launch["kernel"]]["kind"] in ("sm90", "sm90_ping_pong")
+    own, two = (launch_params.read(launch, PARAMS) for launch in launches)
+    assert two.flags & SERPENTINE
+    assert not own.flags & SERPENTINE
+    assert not own.stream_tiles
+
+
+def test_both_operands_of_tf32_are_one_copy(driver, catalog) -> None:
+    """Where they are not contiguous along K. (One of them as it is would be rounded elsewhere.)"""
+    config = {"m": 1024, "n": 1024, "k": 1024, "batch": 1, "math": "tf32", "a": "own_lines",
+              "b": "own_lines", "dtype": "float32"}  # fmt: skip
+
+    def copies(symmetric: bool) -> list[str]:
+        (plan,) = library.planned([{**config, "symmetric": symmetric}], True)
+        return sorted(x["name"] for x in plan["configs"] if x["name"].startswith("transpose"))
+
+    assert forked(lambda: copies(True)) == ["transpose ab"]
+    assert forked(lambda: copies(False)) == ["transpose a", "transpose ab", "transpose b"]
+
+
 def test_a_product_that_need_not_be_mirrored_is_not(driver, catalog) -> None:
     def run() -> None:
         x = empty(64, 64)

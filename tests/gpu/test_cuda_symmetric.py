@@ -47,6 +47,8 @@ SIZES = [
 STREAMED = [(1000, 520, 1), (2184, 1160, 1), (712, 1160, 5), (4232, 520, 1)]
 # N, K, batch: K is divided by the blocks of clusters.
 SPLIT = [(136, 1032, 1), (712, 584, 1), (264, 1032, 3)]
+# N, K, batch: full products in waves of tiles, and after copies of odd rows.
+FULL = [(2184, 64, 2), (1637, 576, 2), (1253, 64, 3)]
 # Rows that the kernels do not take: odd ones, and few.
 OTHERS = [(1, 5), (2, 1), (3, 3), (33, 17), (131, 77), (513, 300), (1001, 64)]
 
@@ -306,6 +308,27 @@ def test_mirrored_products_are_exact(sizes, dtype: torch.dtype, generator: torch
         numerics.check_exact(ops.symm_square(a.mT), mirrored(a.double().mT @ a.double().mT))
         numerics.check_exact(ops.symm_square(a, c, beta=2, alpha=0), mirrored(2 * c.double()))
         numerics.check_exact(ops.matmul(x, x.mT), gram)
+
+
+@hopper
+@pytest.mark.parametrize("layout", ["nt", "tn"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", FULL, ids=str)
+def test_full_products_are_symmetric_in_bits(
+    sizes, dtype: torch.dtype, layout: str, generator: torch.Generator
+) -> None:
+    n, k, batch = sizes
+    shape = (batch, n, k) if layout == "nt" else (batch, k, n)
+
+    def product(x: Tensor) -> Tensor:
+        x = x.squeeze(0) if layout == "nt" else x.squeeze(0).mT
+        return ops.matmul(x, x.mT)
+
+    whole = integers(shape, dtype, generator)
+    rows = whole.double() if layout == "nt" else whole.double().mT
+    numerics.check_exact(product(whole), (rows @ rows.mT).squeeze(0), str(sizes))
+    out = product(torch.randn(shape, generator=generator, device="cuda").to(dtype))
+    assert torch.equal(out, out.mT)
 
 
 @pytest.mark.parametrize("op", ["syrk", "symm_square"])

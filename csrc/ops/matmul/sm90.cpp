@@ -226,7 +226,9 @@ class Sm90Matmul : public MatmulKernels {
       out.flags |= kSm90OverK | log2_of(plan.cluster.of_k) << kSm90AlongK;
     // Clusters that follow one another have the operand in common that their blocks do not share.
     if (of_b > of_a && plan.splits <= 1 && !plan.cluster.splits_k()) out.flags |= kSm90GroupN;
-    if (!p.batch_invariant) out.flags |= kSm90Serpentine;
+    // An element of x @ x.mT is the sum of its products in one order, and so is the one mirrored.
+    const bool one_order = p.batch_invariant || p.symmetry == Symmetry::kProduct;
+    if (!one_order) out.flags |= kSm90Serpentine;
     // Where C is larger than the cache, the operands have more use of it.
     const int64_t out_bytes = p.batch() * p.m * p.n * element_size(p.output);
     if (out_bytes <= device_.l2_bytes) out.flags |= kSm90KeepOut;
