@@ -180,7 +180,20 @@ def alternate(
     rounds: int = 6,
     rest_ms: float = 0,
 ) -> Ratio:
-    """Times two functions on the GPU, alternating; the first half of each block is not measured.
+    """Medians of alternated()."""
+    return summarise(alternated(first, second, calls_per_run, budget_ms, rounds, rest_ms))
+
+
+def alternated(
+    first: Callable[[], object],
+    second: Callable[[], object],
+    calls_per_run: int,
+    budget_ms: float,
+    rounds: int = 6,
+    rest_ms: float = 0,
+) -> list[tuple[float, float]]:
+    """Microseconds of two functions on the GPU in each round, alternating; the first half of each
+    block is not measured.
 
     With `rest_ms`, each block is a rest of that long, one unmeasured run and 3 ms measured.
     """
@@ -204,7 +217,7 @@ def alternate(
                 run()
             times[index] = milliseconds(run, count) / count / calls_per_run * 1e3
         results.append((times[0], times[1]))
-    return summarise(results)
+    return results
 
 
 def geometric_mean(values: Sequence[float]) -> float:
