@@ -55,7 +55,7 @@ def check_main(kernel: dict, launch: dict, d: int) -> Params:
 
 @pytest.mark.parametrize(
     ("b", "h", "s", "d", "kv_heads", "keys"),
-    [(8, 32, 4096, 64, 2, 777), (1, 16, 16384, 128, 16, 16384), (3, 8, 520, 256, 1, 16000)],
+    [(8, 32, 4096, 256, 2, 777), (1, 16, 16384, 128, 16, 16384), (3, 8, 520, 256, 1, 16000)],
 )
 def test_launch_parameters(driver, attention_catalog, b, h, s, d, kv_heads, keys) -> None:
     before, launch = launches_of(driver, partial(attend, b, h, s, d, kv_heads, keys))
@@ -88,6 +88,9 @@ def test_launch_parameters(driver, attention_catalog, b, h, s, d, kv_heads, keys
     ("b", "h", "s", "d", "kv_heads", "keys"),
     [
         (2, 2, 33, 48, 2, 100),
+        (8, 32, 4096, 64, 2, 777),
+        (32, 32, 512, 64, 32, 512),
+        (1, 32, 16384, 64, 32, 16384),
         (4, 8, 128, 128, 2, 777),
         (4, 16, 4096, 128, 16, 4096),
         (8, 8, 2048, 256, 8, 2048),
@@ -145,12 +148,19 @@ def test_packed_sequences(
 
 
 @pytest.mark.parametrize(
-    ("dim", "s", "rows"), [(64, 16384, 192), (128, 16384, 192), (128, 128, 128)]
+    ("dim", "b", "s", "tile"),
+    [
+        (64, 1, 16384, [192, 128, 64]),
+        (64, 1, 128, [128, 128, 64]),
+        (64, 64, 256, [128, 64, 64]),
+        (128, 1, 16384, [192, 128, 128]),
+        (128, 1, 128, [128, 128, 128]),
+    ],
 )
-def test_tiles(driver, attention_catalog, dim: int, s: int, rows: int) -> None:
-    """Long sequences have the large tiles."""
-    *_, launch = launches_of(driver, partial(attend, 1, 2048 // dim, s, dim, 2048 // dim, s))
-    assert attention_catalog[launch["kernel"]]["tile"] == [rows, 128, dim]
+def test_tiles(driver, attention_catalog, dim: int, b: int, s: int, tile: list[int]) -> None:
+    """Long sequences have the large tiles, many short ones of 64 columns two teams."""
+    *_, launch = launches_of(driver, partial(attend, b, 2048 // dim, s, dim, 2048 // dim, s))
+    assert attention_catalog[launch["kernel"]]["tile"] == tile
 
 
 def test_other_gpus_have_no_kernel(driver, tmp_path, monkeypatch) -> None:

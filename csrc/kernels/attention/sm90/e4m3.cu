@@ -4,9 +4,9 @@
 // sm90/forward_loop.cuh. The differences to sm90/forward.cu:
 //   - wgmma needs both 8-bit operands K-major, so values come as (column, key):
 //     sm90/e4m3_values.cu transposes them before, in the order of keys in which weights lie in
-//     registers. In kernels for fewer keys (TC_TRANSPOSES) two warps of the producers do so in
-//     shared memory (sm90/e4m3_values.cuh), for each tile of queries anew: that saves 20 us for 32
-//     MB, and takes 5% longer for each block of keys.
+//     registers. In kernels for fewer keys, and all of 64 columns, (TC_TRANSPOSES) two warps of the
+//     producers do so in shared memory (sm90/e4m3_values.cuh), for each tile of queries anew: that
+//     saves 20 us for 32 MB, and takes 5% longer for each block of 128 columns.
 //   - Weights become e4m3, whose range is small: sm90/e4m3_softmax.cuh.
 //   - The factors q_descale, k_descale and v_descale are read by the warp that schedules the tiles:
 //     the scores' go into the softmax's unit, the values' into the division by the row's sum.
@@ -44,7 +44,8 @@ TC_DEVICE float descale_of(const Sm90Descale& descale, int batch, int head) {
   return __ldg(descale.data + batch * descale.stride[0] + head * descale.stride[1]);
 }
 
-template <int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_, bool kTransposes_>
+template <int kD_, int kN_, int kTeams_, int kGroups_, int kQSlots_, int kStages_,
+          bool kTransposes_>
 struct E4m3Config
     : ForwardBlock<kGroups_, kQSlots_, kStages_, 64 * kD_, kN_ * kD_, E4m3Tile<kTransposes_>, 0,
                    (kTransposes_ ? 2 : 0), kN_*(kD_ < 128 ? 64 : 128)> {
@@ -55,13 +56,15 @@ struct E4m3Config
   static constexpr int kD = kD_, kN = kN_;
   using Softmax = E4m3Softmax;
   static constexpr DType kDType = DType::bfloat16;  // of the outputs
-  static constexpr bool kPingPong = true, kTakesTurns = true, kAddsSums = true;
+  static constexpr int kTeams = kTeams_;            // without turns, as in sm90/forward.cu
+  static constexpr bool kPingPong = kTeams == 1, kTakesTurns = kPingPong, kAddsSums = true;
   // Masks, the options of `general` kernels, sinks, and the skipped blocks of 16-bit types.
   static constexpr bool kMasked = false, kAdded = false, kGeneral = false, kTakesSinks = false;
   static constexpr bool kSendsNextBlock = false, kKeepsKeys = false, kDropsEarly = false;
   static constexpr bool kSkipsBlocks = false, kSkipsTurns = false, kSkipsEnds = false;
   static constexpr bool kFreesQ = false;
   static constexpr bool kTransposes = kTransposes_;
+  static constexpr int kConverters = kTransposes ? 2 / kTeams : 0;  // of a team
   static constexpr bool kTakesNext = !kTransposes;
   // A consumer skips tiles of which it has no rows: the other two are quicker then. Full attention
   // of 1,024 rows of 128 columns took 0.93 of the time of tiles of 128 queries; longer rows, which
@@ -79,12 +82,13 @@ struct E4m3Config
   static constexpr bool kEndsTurnEarly = kTransposes && kD > 128;
   // With fewer than 40 the warp that schedules tiles spills, which delays no other; with 160, a few
   // outputs are spilled, and three consumers are still quicker than two.
-  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
+  static constexpr int kConsumers = kTeams * kGroups;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : kConsumers == 3 ? 32 : 64;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 104;
 
   // As in forward.cu, for 64 columns: 0.93 to 1.01 of the time. With more, ptxas spills more: 0.95
   // to 1.05 of 128, 1.1 to 1.5 of 256 (H200).
-  static constexpr bool kLoops = kD == 64;
+  static constexpr bool kLoops = kD == 64 && kPingPong;
   // As in forward.cu, but where ptxas would spill more: 1.02 of the time from 4,096 rows on for 192
   // queries of 128 columns (H200).
   static constexpr int kOut = Block::kBlockBytes, kOutColumns = 64;
@@ -144,7 +148,7 @@ struct Products : ForwardScores<C> {
   static constexpr int kChunks = C::kD / 64;
   // The next scores are computed while a block's product with V is added, if there are registers
   // for both.
-  static constexpr bool kScoresMeanwhile = C::kGroups == 2 && kChunks <= 2;
+  static constexpr bool kScoresMeanwhile = C::kConsumers == 2 && kChunks <= 2;
 
   TC_DEVICE Products(const Sm90E4m3Params& params, u32 memory, const typename C::Tile* ring,
                      int own_group)
@@ -240,8 +244,9 @@ using Consumer = ForwardLoop<C, Products>;
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90E4m3Params p) {
-  using C = E4m3Config<TC_TILE_K, TC_TILE_N, TC_TILE_M / 64, TC_Q_SLOTS, TC_STAGES, TC_TRANSPOSES>;
-  static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
+  constexpr int kGroups = TC_TILE_M / 64, kTeams = (TC_THREADS / kWarpgroup - 1) / kGroups;
+  using C = E4m3Config<TC_TILE_K, TC_TILE_N, kTeams, kGroups, TC_Q_SLOTS, TC_STAGES, TC_TRANSPOSES>;
+  static_assert(kBlockThreads<C> == TC_THREADS && kAllBytes<C> == TC_DYNAMIC_SHARED);
   run_block<C, Consumer>(p);
 }
 
@@ -251,18 +256,21 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
  "kernels": [
   {"name": "sm90_e4m3_attention_{t.name}{t.tile.0}x{t.tile.1}x{t.tile.2}", "kind": "forward",
    "dtype": "float8_e4m3fn", "math": "bfloat16", "takes": ["plain", "unmasked", "rule"],
-   "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "stages": 2, "dynamic_shared": "{t.shared}",
-   "accepted_spill": {"sm_90a": "{t.spill}"},
-   "cost": {"k_tile": "{t.k_tile}", "fixed": "{t.fixed}"}, "transposes_values": "{t.transposes}",
+   "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "stages": "{t.stages}",
+   "dynamic_shared": "{t.shared}", "accepted_spill": {"sm_90a": "{t.spill}"},
+   "cost": {"k_tile": "{t.k_tile}", "fixed": "{t.fixed}", "teams": "{t.teams}"},
+   "transposes_values": "{t.transposes}",
    "defines": {"TC_Q_SLOTS": "{t.q_slots}", "TC_TRANSPOSES": "{t.transposes}"},
    "for": {
     "t": [
-     ["name", "tile", "q_slots", "transposes", "threads", "shared", "spill", "k_tile", "fixed"],
-     ["",      [192, 128, 64],  2, 0, 512,  85856, 108, 2300, 2800],
-     ["",      [128, 128, 64],  2, 1, 384,  84800,  32, 2050, 2300],
-     ["",      [192, 128, 128], 1, 0, 512,  90928, 324, 2780, 6300],
-     ["rows_", [192, 128, 128], 1, 1, 512, 123696, 424, 2870, 7000],
-     ["",      [128, 128, 128], 2, 1, 384, 150336,  52, 2330, 3400],
-     ["",      [128, 128, 256], 2, 0, 384, 197440,   0, 3170, 4950],
-     ["rows_", [128, 128, 256], 2, 1, 384, 230208, 108, 3325, 6300]]}}]}
+     ["name", "tile", "q_slots", "stages", "transposes", "threads", "shared", "spill", "k_tile",
+      "fixed", "teams"],
+     ["",      [192, 128, 64],  2, 2, 1, 512, 102240,  84, 2200, 5400, null],
+     ["",      [128, 128, 64],  2, 2, 1, 384,  84800,  32, 2020, 3400, null],
+     ["",      [128, 64, 64],   2, 3, 1, 640, 137056,   0, 2200, 4600,    2],
+     ["",      [192, 128, 128], 1, 2, 0, 512,  90928, 324, 2780, 6300, null],
+     ["rows_", [192, 128, 128], 1, 2, 1, 512, 123696, 424, 2870, 7000, null],
+     ["",      [128, 128, 128], 2, 2, 1, 384, 150336,  52, 2330, 3400, null],
+     ["",      [128, 128, 256], 2, 2, 0, 384, 197440,   0, 3170, 4950, null],
+     ["rows_", [128, 128, 256], 2, 2, 1, 384, 230208, 108, 3325, 6300, null]]}}]}
 */

@@ -20,20 +20,20 @@ namespace sm90 {
 // two, a block of 128 columns took 2,800 cycles, longer than its products.
 template <int kColumns, int kKeys, int kAhead>
 TC_DEVICE void transpose_values(u32 from, u32 to, int half) {
-  static_assert(kKeys == 128);
-  constexpr int kSteps = kColumns / 32 * (kKeys / 32);
+  static_assert(kKeys == 128 || kKeys == 64);
+  constexpr int kDown = kKeys / 32, kSteps = kColumns / 32 * kDown;
   int lane = threadIdx.x % 32;
   u32 swizzle = lane % 8 * kColumns / 128 * 16;
   int column = lane % 8 * 2 + (lane / 8 + lane % 8 / 4) % 2;
-  u32 place = (column % 8) ^ (lane / 16);
+  u32 place = column / (128 / kKeys) % (kKeys / 16) ^ (lane / 16);
   u32 first = lane < 16 ? 0x6420 : 0x7531, second = first ^ 0x1111;
   u32 at = half * (kColumns / 2);  // of the 16 columns
   from += lane * kColumns;
   to += (at + column) * kKeys;
   u32 x[kAhead + 1][4];
   auto load = [&](int step) {
-    u32 part = (at + step / 4 * 16) ^ swizzle;
-    ldmatrix<true>(x[step % (kAhead + 1)], from + part + step % 4 * (32 * kColumns));
+    u32 part = (at + step / kDown * 16) ^ swizzle;
+    ldmatrix<true>(x[step % (kAhead + 1)], from + part + step % kDown * (32 * kColumns));
   };
 #pragma unroll
   for (int step = 0; step < kAhead; ++step) load(step);
@@ -41,7 +41,7 @@ TC_DEVICE void transpose_values(u32 from, u32 to, int half) {
   for (int step = 0; step < kSteps; ++step) {
     if (step + kAhead < kSteps) load(step + kAhead);
     const u32(&y)[4] = x[step % (kAhead + 1)];
-    stmatrix(to + step / 4 * (16 * kKeys) + (place ^ step % 4 * 2) * 16,
+    stmatrix(to + step / kDown * (16 * kKeys) + (place ^ step % kDown * 2) * 16,
              __byte_perm(y[0], y[1], first), __byte_perm(y[0], y[1], second),
              __byte_perm(y[2], y[3], first), __byte_perm(y[2], y[3], second));
   }

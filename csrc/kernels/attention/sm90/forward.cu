@@ -113,9 +113,6 @@ struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) /
   static constexpr int kOutBytes = Block::kRows * out_pitch(kOutColumns);
   static constexpr bool kStoresRows = kD <= 128 && kTeams * (kOut + kOutBytes) <= kMostShared;
   static constexpr int kSharedBytes = kOut + (kStoresRows ? kOutBytes : 0);
-  static constexpr int kTeamBytes = (kSharedBytes + 1023) / 1024 * 1024;
-  static constexpr int kBlockThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kAllBytes = (kTeams - 1) * kTeamBytes + kSharedBytes;
   static_assert(4 * kStages <= 16, "one word of the next block for each stage of K");
   static_assert(kN % 16 == 0 && kD % 16 == 0);
   static_assert(kN <= 128, "a lane's keys of a block have a bit each in one word");
@@ -223,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   constexpr int kGroups = TC_TILE_M / 64, kTeams = (TC_THREADS / kWarpgroup - 1) / kGroups;
   using C = AttentionConfig<DType::TC_DTYPE, TC_TILE_K, TC_TILE_N, kTeams, kGroups, TC_Q_SLOTS,
                             TC_STAGES, TC_MASKED, TC_ADDED, TC_GENERAL>;
-  static_assert(C::kBlockThreads == TC_THREADS && C::kAllBytes == TC_DYNAMIC_SHARED);
+  static_assert(kBlockThreads<C> == TC_THREADS && kAllBytes<C> == TC_DYNAMIC_SHARED);
   run_block<C, Consumer>(p);
 }
 

@@ -576,15 +576,21 @@ struct ForwardLoop : Products<C> {
         factor[0] = factor[1] = 1.0f;
         bool moves = weigh(factor), last = is_last();
         end_step();
-        if (__builtin_expect(moves && add != 0, 0)) scale_out(factor);
+        if (!C::kAddsSums && __builtin_expect(moves && add != 0, 0)) scale_out(factor);
         pack();
-        Base::multiply_v(add);
-        if (last) break;
-        Base::end_product();
+        if constexpr (C::kAddsSums) {
+          if (add == 0) Base::begin_out();
+          Base::multiply_last(add, factor);
+          if (last) break;
+        } else {
+          Base::multiply_v(add);
+          if (last) break;
+          Base::end_product();
+        }
       }
       const Tile& tile = tiles[number % C::kRing];
       finish_sums(tile, factor);
-      Base::end_product();
+      if constexpr (!C::kAddsSums) Base::end_product();
       store(tile, factor);
       ++number;
       __syncwarp();

@@ -18,7 +18,7 @@ namespace {
 constexpr AttentionStep kE4m3ForwardStep{"forward", "attention/sm90/e4m3", sizeof(Sm90E4m3Params),
                                          true};
 constexpr int64_t kE4m3QueryRows = 64;  // of a box: those of a warpgroup
-constexpr int64_t kE4m3MostTiles = (int64_t{1} << 31) - 1 - 2 * kSm90MostBlocks;
+constexpr int64_t kE4m3MostTiles = (int64_t{1} << 31) - 1 - 4 * kSm90MostBlocks;
 constexpr int64_t kMostKeys = (int64_t{1} << 31) - 1;
 
 // The keys of a box of the values.
@@ -86,8 +86,10 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     if (!rows.packed) {
       params.fewer = sm90_fewer_queries(row, band);
       const Sm90Heads sets(all, row, tiles, 1);
-      params.schedule = sm90_tile_schedule(row, band, sets, blocks_, device_);
-      if (params.schedule == kInPairs && sm90_idle_in_pairs(sets, blocks_) > kSm90IdleInPairs) {
+      const int64_t teams = blocks_ * row.teams;
+      params.schedule = sm90_tile_schedule(row, band, sets, teams, device_);
+      if (params.schedule > 0 && teams > kSm90MostBlocks) params.schedule = kInPairs;
+      if (params.schedule == kInPairs && sm90_idle_in_pairs(sets, teams) > kSm90IdleInPairs) {
         // Without the kernel before there is no counter of tiles.
         params.schedule =
             params.next != nullptr ? sm90_heads_together(sets, device_, true) : kByQueries;
