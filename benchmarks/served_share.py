@@ -2,7 +2,8 @@
 
 A dispatch mode sees every operator of aten above our kernels, which stand below autograd. Whether
 one of them served the operator is read off the counts behind torch_cubin.report(). Ops of ours are
-served (transformers' attention calls one).
+served (transformers' attention calls one). It sees what compiled graphs call, too, but neither
+Triton's products, which max-autotune may choose, nor CUDA graphs.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ class _Counting(TorchDispatchMode):
         super().__init__()
         self.served, self.left = 0.0, collections.Counter[str]()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled functions run as they are, not their eager code."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -86,7 +92,7 @@ class _Counting(TorchDispatchMode):
 
 
 def share_of(call: Callable[[], object]) -> Share:
-    """Runs the call once, in eager code, with the contender entered."""
+    """Runs the call once, with the contender entered."""
     with _Counting() as counting:
         call()
     total = counting.served + math.fsum(counting.left.values())

@@ -234,7 +234,7 @@ class Runner:
             seconds = self.block(call, 1)
             wanted = SHORT_BLOCK_SECONDS if is_short(self.case) else BLOCK_SECONDS
             found = Facts(max(1, min(50, round(wanted / seconds))), memory, error)
-            if mode == "eager" and name == "install":
+            if mode in ("eager", "default") and name == "install":
                 share = share_of(call)
                 found.served, found.left = share.served, share.left
             if self.case.what == "decode":

@@ -102,9 +102,9 @@ def test_modules() -> None:
     assert len(found.served) > 5, found.served
 
 
-def test_older_samples_of_modules() -> None:
+def test_older_samples_of_modules_and_losses() -> None:
     found, cpu = Comparison(), cpu_tests("modules")
-    for case in cpu._older_cases():
+    for case in (*cpu._older_cases(), *cpu._older_losses()):
         found.add(case.get_name(), case.get_name(), functools.partial(cpu._run_older, case, "cuda"))
     assert found.wrong == [], "\n".join(found.wrong)
     assert len(found.served) > 5, found.served

@@ -1,9 +1,10 @@
-"""install() under transformers' attention "sdpa": where there is a mask, heads that share keys and
-values are not repeated, and a boolean one stays boolean."""
+"""install() and drop_in() under transformers' attention "sdpa": where there is a mask, heads that
+share keys and values are not repeated, and a boolean one stays boolean."""
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_cubin
+from torch_cubin._drop_in import aten_kernels
 
 LAYERS, HEADS, SHARED = 2, 4, 2
 SERVED = "transformers attention"
@@ -85,6 +87,30 @@ def test_padded_calls_have_the_same_logits_without_copies(model) -> None:
         assert (copies, counts()) == (0, LAYERS)
     torch.testing.assert_close(ours, own)
     assert call(model, **padded())[1] == 2 * LAYERS  # after remove()
+
+
+@torch.no_grad()
+def test_drop_in_serves_them_in_its_thread(model, monkeypatch) -> None:
+    aten_kernels.register("CPU")
+    monkeypatch.setattr(aten_kernels, "below_autograd", lambda: True)
+    own, _ = call(model, **padded())
+    copied: list[int] = []
+    with torch_cubin.drop_in(policy="all"):
+        ours, copies = call(model, **padded())
+        assert (copies, counts()) == (0, LAYERS)
+        other = threading.Thread(target=lambda: copied.append(call_without_gradients(model)))
+        other.start()
+        other.join()
+        with torch_cubin.drop_in():  # "fastest", which knows nothing of a CPU
+            assert call(model, **padded())[1] == 2 * LAYERS
+    assert copied == [2 * LAYERS]
+    torch.testing.assert_close(ours, own)
+    assert call(model, **padded())[1] == 2 * LAYERS
+
+
+def call_without_gradients(model: torch.nn.Module) -> int:
+    with torch.no_grad(), sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return call(model, **padded())[1]
 
 
 @torch.no_grad()

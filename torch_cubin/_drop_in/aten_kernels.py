@@ -24,6 +24,7 @@ from torch_cubin._pytorch import aten_kernels, operators, thread_objects
 
 # The numbers of csrc/ops/common/serving.h.
 POLICIES = {"off": 0, "fastest": 1, "all": 2}
+_NAMES_OF_POLICIES = [*POLICIES]
 # Numbered as in csrc/ops/matmul/aten_products.h: operators, and the destination of the result.
 _SUMS = ("addmm", "baddbmm", "addmv")
 _FORMS = ("{}", "{}.out", "{}_")
@@ -367,6 +368,12 @@ def serves_this_thread() -> bool:
     """Whether drop_in() serves this thread's eager code by these kernels."""
     scopes = _entered.__dict__.get("scopes", [])
     return bool(scopes) and scopes[-1][1] != POLICIES["off"]
+
+
+def policy_of_thread() -> str | None:
+    """The policy of this thread's drop_in(); None outside."""
+    scopes = _entered.__dict__.get("scopes", [])
+    return _NAMES_OF_POLICIES[scopes[-1][1]] if scopes else None
 
 
 def serves_sums() -> bool:

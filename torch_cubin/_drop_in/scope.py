@@ -22,6 +22,8 @@ from torch_cubin._drop_in import muon as _muon
 from torch_cubin._drop_in import python_functions as _python_functions
 from torch_cubin._drop_in import report as _report
 from torch_cubin._drop_in import served as _served
+from torch_cubin._drop_in import transformers_hooks as _transformers_hooks
+from torch_cubin._drop_in import transformers_sdpa as _transformers_sdpa
 from torch_cubin._drop_in import why_not as _why_not
 from torch_cubin._drop_in.report import report
 from torch_cubin._drop_in.served import SERVED
@@ -227,6 +229,7 @@ class _Outermost:
                 _report.clear()
             self._times_entered[mode] = self._times_entered.get(mode, 0) + 1
             _muon.set_serving("drop_in", True)
+            _transformers_hooks.add(_transformers_sdpa.HOOKS)
 
     def leave(self, mode: drop_in) -> None:
         with self._lock:

@@ -1,8 +1,9 @@
 # Where there is a mask, transformers' attention "sdpa" copies keys and values for the heads that
-# share them, and PyTorch makes numbers of a boolean one, before any operator that install() serves.
-# So its function is wrapped, and calls our op with the heads and the mask as they are.
-"""transformers' "sdpa" under install(): attention with a mask reads shared heads unrepeated, and a
-boolean mask."""
+# share them, and PyTorch makes numbers of a boolean one, before any operator that install() and
+# drop_in() serve. So its function is wrapped, and calls our op with the heads and the mask as they
+# are.
+"""transformers' "sdpa" under install() and drop_in(): attention with a mask reads shared heads
+unrepeated, and a boolean mask."""
 
 from __future__ import annotations
 
@@ -65,10 +66,10 @@ def _serves(
     **_: Any,
 ) -> bool:
     """Whether transformers would repeat the heads, or PyTorch change many queries' mask, PyTorch
-    take a kernel that install() serves, and no derivative or transformation of the call be asked
-    for."""
+    take a kernel that is served, and no derivative or transformation of the call be asked for."""
     groups = getattr(module, "num_key_value_groups", 1)
-    if mask is None or position_bias is not None or transformers_hooks.policy == "off":
+    policy = aten_kernels.policy_of_thread() or transformers_hooks.policy
+    if mask is None or position_bias is not None or policy == "off":
         return False
     many = query.shape[2] >= aten_kernels.QUERIES_OF_BOOLEAN_MASKS
     if groups == 1 and not (many and mask.dtype == torch.bool):
@@ -89,7 +90,7 @@ def _serves(
         and query.dtype == key.dtype == value.dtype
         and _by_a_kernel_with_masks()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined]
-        and aten_kernels.serves_attention(query, mask, transformers_hooks.policy)
+        and aten_kernels.serves_attention(query, mask, policy)
     )
 
 
