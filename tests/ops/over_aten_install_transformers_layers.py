@@ -694,7 +694,7 @@ def test_a_class_of_another_module_stays() -> None:
 
 @pytest.mark.parametrize("source", [WRITTEN, DOCUMENTED])
 def test_a_derived_layers_forward_calls_ours(source: str) -> None:
-    transformers_hooks._add(transformers_layers.HOOKS)
+    transformers_hooks.add(transformers_layers.HOOKS)
     module, wrapped = module_of(source)
     assert wrapped
     norm, x = module.Derived(), torch.randn(3, 32)
