@@ -3,6 +3,7 @@
     python benchmarks/bench_doors.py
     python benchmarks/bench_doors.py --device cpu      # without a GPU: only forwarded calls
     python benchmarks/bench_doors.py --only matmul,linear --rounds 10 --json FILE
+    python benchmarks/bench_doors.py --only "a gradient to take" --rounds 10
 
 Calls: microseconds of the process's CPU time, which a loaded host changes least, for a call with
 64 x 64 operands in bfloat16, submitted without waiting. Models: the time of a step of eight
@@ -10,7 +11,8 @@ transformer blocks at 1 x 128 and 4 x 2048 tokens, including the wait for the GP
 default, "fastest"; on the CPU, for a try without a GPU, "all".
 
 Stock PyTorch has processes that never install, the other contenders share as many that do
-(benchmark_process.py); "removed" is PyTorch in those. All take turns. Of each process the quickest
+(benchmark_process.py); "removed" is PyTorch in those, "by name" our op in place of PyTorch's
+function, outside install() and drop_in(). All take turns. Of each process the quickest
 block counts; a number is the median over the processes, and stock's has their range beside it.
 """
 
@@ -22,7 +24,7 @@ import functools
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import benchmark_process
 import common
@@ -45,6 +47,7 @@ CONTENDERS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     "install": lambda: torch_cubin.install(policy=POLICY),
     "drop_in": lambda: torch_cubin.drop_in(policy=POLICY),
 }
+BY_NAME = "by name"
 
 
 def finish(device: str) -> None:
@@ -99,6 +102,19 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
         "layer norm, forward and backward": wholly_trained_norm,
         "RMS norm, forward and backward": trained_rms_norm,
         "relu (nothing to serve)": torch.no_grad()(lambda: torch.relu(x)),
+    }
+
+
+def by_name(device: str) -> dict[str, Callable[[], object]]:
+    """Calls of our ops in place of those of calls_of()."""
+    options = {"device": device, "dtype": torch.bfloat16 if device == "cuda" else torch.float32}
+    x, bias = torch.randn(64, 64, **options), torch.randn(64, **options).requires_grad_()
+    w, one = torch.randn(64, 64, **options).requires_grad_(), torch.ones(64, 64, **options)
+    ops = torch.ops.cubin
+    return {
+        "matmul, a gradient to take": lambda: ops.matmul(x, w),
+        "matmul, forward and backward": lambda: torch.autograd.grad(ops.matmul(x, w), w, one),
+        "linear with bias, a gradient to take": lambda: ops.linear(x, w, bias),
     }
 
 
@@ -168,22 +184,27 @@ def answer(device: str) -> None:
         for what, work in works.items()
     }
 
+    ops = by_name(device)
+
     def found(do: str, name: str = "", what: str = "", turn: int = 0) -> float | str:
         if do == "report":
             return str(torch_cubin.report())
         work, calls, waits = blocks[what]
-        with CONTENDERS[name]() if name != STOCK else contextlib.nullcontext():
+        if name == BY_NAME:
+            work = ops[what]
+        with CONTENDERS.get(name, contextlib.nullcontext)():
             return block(work, device, calls, waits, turn)
 
     benchmark_process.answer(found)
 
 
 def measure(
-    what: str, of_stock: list[BenchmarkProcess], others: list[BenchmarkProcess], rounds: int
-) -> dict[str, list[float]]:
+    what: str, of_stock: list[BenchmarkProcess], others: list[BenchmarkProcess], rounds: int,
+    names: list[str],
+) -> dict[str, list[float]]:  # fmt: skip
     """Seconds per call for each contender, one entry per process."""
     order = [(STOCK, process) for process in of_stock]
-    order += [(name, process) for process in others for name in CONTENDERS]
+    order += [(name, process) for process in others for name in names]
     times: dict[tuple[str, BenchmarkProcess], list[float]] = {one: [] for one in order}
     for turn in range(rounds + 2):
         random.shuffle(order)
@@ -191,7 +212,7 @@ def measure(
             seconds = process.get("block", name, what, turn)
             if turn >= 2:
                 times[name, process].append(seconds)
-    found: dict[str, list[float]] = {name: [] for name in (STOCK, *CONTENDERS)}
+    found: dict[str, list[float]] = {name: [] for name in (STOCK, *names)}
     for (name, _), seconds in times.items():
         found[name].append(min(seconds))
     return found
@@ -204,12 +225,13 @@ def chosen(whats: list[str], only: str) -> list[str]:
 
 def lines_of(
     whats: dict[str, list[str]], of_stock: list[BenchmarkProcess], others: list[BenchmarkProcess],
-    rounds: int,
+    rounds: int, have_ops: Collection[str],
 ) -> Iterator[dict[str, object]]:  # fmt: skip
     for group, of_group in whats.items():
         for what in of_group:
             line: dict[str, object] = {"group": group, "what": what}
-            times = measure(what, of_stock, others, rounds)
+            names = [*CONTENDERS, *([BY_NAME] if what in have_ops else [])]
+            times = measure(what, of_stock, others, rounds, names)
             for name, seconds in times.items():
                 line[name] = {
                     "us": statistics.median(seconds) * 1e6,
@@ -222,9 +244,10 @@ def lines_of(
 
 def show(line: dict[str, object]) -> None:
     cells = []
-    for name in (STOCK, *CONTENDERS):
-        cell = line[name]
-        assert isinstance(cell, dict)
+    for name in (STOCK, *CONTENDERS, BY_NAME):
+        cell = line.get(name)
+        if not isinstance(cell, dict):
+            continue
         every = cell["processes"]
         beside = f"{every[0]:.1f}-{every[-1]:.1f}" if name == STOCK else f"{cell['over stock']:.2f}"
         cells.append(f"{name} {cell['us']:9.1f} us ({beside})")
@@ -252,6 +275,7 @@ def main() -> None:
     groups = groups_of(options.device)
     whats = {group[0]: chosen([*group[1]], options.only) for group in groups}
     del groups
+    have_ops = [*by_name(options.device)]
     of_stock, others = (
         [
             BenchmarkProcess(__file__, "--device", options.device, "--answer", which)
@@ -260,7 +284,7 @@ def main() -> None:
         for which in (STOCK, "others")
     )
     lines: list[dict[str, object]] = []
-    for line in lines_of(whats, of_stock, others, options.rounds):
+    for line in lines_of(whats, of_stock, others, options.rounds, have_ops):
         lines.append(line)
         common.write_json(options.json, {"lines": lines})
     print(others[0].get("report"))
