@@ -5,9 +5,10 @@ where gate and up are columns of one product), products of one input `_linears`.
 saves the intermediate values, the variant of the op that also returns them is used. Attention reads
 what its queries, keys and values are copies of, fewer heads or other strides, and scales its
 queries. An input of several products of 8-bit floats is quantised once, and their SwiGLU becomes
-`_scaled_gated_matmul` where it is quantised. Operands of declared ops that begin at addresses which
-the ops refuse are copied (parts.py). Dtypes are omitted where PyTorch would misread them
-(dtypes.py). Other graphs are not changed.
+`_scaled_gated_matmul` where it is quantised. Rows whose columns are apart are copied before their
+norm (rows.py). Operands of declared ops that begin at addresses which the ops refuse are copied
+(parts.py). Dtypes are omitted where PyTorch would misread them (dtypes.py). Other graphs are not
+changed.
 
 Not folded (benchmarks/NOTES.md): the gradient of an activation into the product before it, a
 residual into the product that it is added to, a bias's gradient into its weight's. Inductor fuses
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from torch_cubin._inductor import activations, attentions, dtypes, parts, quantized
+from torch_cubin._inductor import activations, attentions, dtypes, parts, quantized, rows
 from torch_cubin._inductor.products import Product, columns_at, product_at, same_number
 from torch_cubin._ops.batch_invariant import is_batch_invariant
 from torch_cubin._pytorch import inductor
@@ -36,7 +37,8 @@ Node = Any  # torch.fx.Node; its arguments have no useful types
 def fold(graph: torch.fx.Graph) -> None:
     for run in (
         quantized.merge_quantisations, _fold_epilogues, _fold_one_input, _fold_copies,
-        parts.copy_parts, *([dtypes.omit_defaults] if inductor.misreads_dtypes() else []),
+        rows.lay_together, parts.copy_parts,
+        *([dtypes.omit_defaults] if inductor.misreads_dtypes() else []),
     ):  # fmt: skip
         if run(graph):
             inductor.sort(graph)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torch_cubin._inductor import rows
 from torch_cubin._ops import raw_ops
 from torch_cubin._pytorch.inductor import INDUCTOR, ExternKernels, declared_shims
 
@@ -63,6 +64,7 @@ def register() -> None:
     for name in ("softmax", "log_softmax", "cross_entropy", "linear_cross_entropy"):
         public = getattr(torch.ops.cubin, name).default
         kernels.lower_without_out([public], public)  # in packages of torch 2.11 (dtypes.py)
+    kernels.lower_copy(rows.copy())
     _choices.update(kernels.choices)
 
 

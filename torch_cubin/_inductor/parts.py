@@ -21,7 +21,7 @@ _REVERSE = torch.ops.prims.rev.default
 _WRITING = "auto_functionalized_v2"  # stands for the call of an op that writes to its arguments
 # Begins the names of a backward graph's inputs that somebody gives to backward(). Inductor aligns
 # those on GPUs itself.
-_GIVEN = "tangents"
+OF_BACKWARD = "tangents"
 Node = Any  # torch.fx.Node; its arguments have no useful types
 
 
@@ -91,7 +91,7 @@ def _is_part(node: Node, align: int) -> bool:
     if getattr(value, "fake_mode", None) is None or value.dim() == 0:  # a constant has none
         return False
     begins = value.storage_offset() * value.itemsize
-    is_on_cpu_and_given = value.device.type == "cpu" and str(node.target).startswith(_GIVEN)
+    is_on_cpu_and_given = value.device.type == "cpu" and str(node.target).startswith(OF_BACKWARD)
     return _can_copy(value) and (is_on_cpu_and_given or not same_number(begins % align, 0))
 
 

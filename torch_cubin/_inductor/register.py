@@ -16,9 +16,10 @@ def register() -> None:
 
 @functools.cache
 def _lower() -> None:
-    from torch_cubin._inductor import choices, lowerings
+    from torch_cubin._inductor import choices, lowerings, reductions
 
     lowerings.register()
+    reductions.register()
     if inductor.CHOICES.available:
         choices.register()
 

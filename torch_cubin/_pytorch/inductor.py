@@ -89,6 +89,18 @@ class ExternKernels:
             lowering = self._fallback(raw, add_to_fallback_set=False)
             self._register(op, type_promotion_kind=None)(lowering)
 
+    def lower_copy(self, op: Any) -> None:
+        """Lowers an op that makes a tensor contiguous to a kernel of its own, into which no reader
+        is fused; to nothing where Inductor has made it contiguous already."""
+
+        def lowering(source: Any) -> Any:
+            made = self._ir.ExternKernel.require_contiguous(source)
+            if made is not source:
+                self._virtualized.graph.no_fuse_buffer_names.add(made.get_name())
+            return made
+
+        self._register(op, type_promotion_kind=None)(lowering)
+
     def _lowering(self, op: Any, out_op: Any, choice: Any) -> Any:
         ir = self._ir
         fallback = self._fallback(op, add_to_fallback_set=False)
@@ -239,6 +251,23 @@ def _find_sort() -> Any:
 
 def _find_trace() -> Any:
     return INDUCTOR.find("_inductor.pattern_matcher.fwd_only", None)
+
+
+def keeps_strides_of_results(graph: torch.fx.Graph) -> bool:
+    """Whether Inductor gives all of the graph's results the strides that they were traced with,
+    whatever a pass does: not those of a branch or a loop's body, nor what a backward reads."""
+    (output,) = graph.find_nodes(op="output")
+    visible = output.meta.get("user_visible_output_idxs", ())
+    (results,) = output.args
+    return "original_output_strides" in output.meta and len(visible) == len(results)
+
+
+def size_hint(size: Any) -> int:
+    """A size, or that of the call that a symbolic one was traced with; 0 if it has none."""
+    if isinstance(size, int):
+        return size
+    hint = getattr(size.node, "hint", None)
+    return 0 if hint is None else int(hint)
 
 
 def sort(graph: torch.fx.Graph) -> None:
