@@ -11,11 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 MB = 1_000_000
-TOTAL = 14.2
+TOTAL = 14.3
 # In MB: the kernels of each architecture, in archives (csrc/kernels/build/archives.py), and the
 # rest (libraries, Python, the manifest), compressed by libdeflate (tools/portability.py). A wheel
 # with some architectures only is compared with the limits of its parts.
-KERNELS = {"sm_80": 1.3, "sm_86": 1.3, "sm_90a": 5.4, "sm_100a": 1.8, "sm_120a": 1.6}
+KERNELS = {"sm_80": 1.3, "sm_86": 1.3, "sm_90a": 5.5, "sm_100a": 1.8, "sm_120a": 1.6}
 REST = "the rest"
 LIMITS = {**KERNELS, REST: round(TOTAL - sum(KERNELS.values()), 2)}
 

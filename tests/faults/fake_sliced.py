@@ -27,7 +27,7 @@ def columns(k: int, n: int) -> tuple:
     return (k, n), (1, k)
 
 
-@pytest.mark.parametrize(("n", "held"), [(4096, 2), (6144, 3)])
+@pytest.mark.parametrize(("n", "held"), [(4096, 2), (6272, 3)])
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 def test_two_blocks_of_a_cluster_share_k_and_spread_evenly(
     driver, catalog, layout: str, n: int, held: int
@@ -63,7 +63,7 @@ def test_no_cluster_is_launched_where_the_device_runs_none(driver, catalog) -> N
 def check_chains(launches: list[dict]) -> str:
     """A batch-invariant product's kernel, which adds each 256 terms from zero: of all of K, or of
     one such chain, which another kernel adds to those before."""
-    first, *reduce = launches
+    first, *reduce = [each for each in launches if not each["kernel"].startswith("transpose")]
     entries = {kernel["symbol"]: kernel for kernel in catalogs.kernels_of("matmul")}
     entry, params = entries[first["kernel"]], launch_params.read(first, PARAMS)
     assert entry["chain"] == 256
@@ -72,7 +72,7 @@ def check_chains(launches: list[dict]) -> str:
         assert params.k_tiles_per_split * entry["tile"][2] == entry["chain"]
         assert reduce[0]["kernel"] == "reduce_matmul_f32"
         assert launch_params.read(reduce[0], PARAMS).splits == -params.splits
-    return first["kernel"].removeprefix("simt_matmul_f32_")
+    return first["kernel"].split("_f32_")[1]
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
@@ -83,6 +83,31 @@ def test_batch_invariant_products_are_added_up_in_chains_of_256_terms(
     for k, n in ((2040, 4096), (4096, 4096), (7168, 128)):
         b = rows(k, n) if layout == "nn" else columns(k, n)
         assert check_chains(launches_of(driver, rows(m, k), b, batch_invariant=True))
+
+
+@pytest.mark.parametrize(("n", "tile"), [(4096, "64x32x16"), (6144, "64x48x16")])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_chains_of_few_tiles_are_divided_among_the_warps_of_a_block(
+    driver, catalog, layout: str, n: int, tile: str
+) -> None:
+    k = 4096
+    b = rows(k, n) if layout == "nn" else columns(k, n)
+    (record,) = launches_of(driver, rows(64, k), b, batch_invariant=True)
+    assert record["kernel"] == f"sliced_matmul_f32_{layout}_{tile}"
+    assert (record["grid"], record["block"]) == ([128, 1, 1], [256, 1, 1])
+    assert record["attributes"].get("4", [1, 1, 1]) == [1, 1, 1]
+    params = launch_params.read(record, PARAMS)
+    assert (params.splits, params.tiles_m, params.tiles_n) == (1, 1, 128)
+
+
+def test_large_products_are_added_up_in_chains_by_the_tiles_of_others(driver, catalog) -> None:
+    n = 4096
+    copies, record = launches_of(driver, rows(n, n), columns(n, n), batch_invariant=True)
+    assert copies["kernel"].startswith("transpose")
+    assert record["kernel"] == "simt_matmul_f32_tn_chains_128x128x8"
+    *_, without = launches_of(driver, rows(n, n), columns(n, n))
+    assert without["kernel"] == "simt_matmul_f32_tn_128x128x8"
+    assert record["grid"] == without["grid"]
 
 
 @pytest.mark.parametrize("a", [((8, 4094), (4095, 1)), ((8, 4096), (1, 8))])

@@ -6,6 +6,7 @@ The stand-in driver writes tensor maps in a layout of its own, so that the test 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import re
@@ -114,10 +115,15 @@ def check(launch: Launch, tokens: int, rows: list[int], k: int) -> None:
     halves = 2 if "_gated_" in launch.name else 1
     assert n.rows % (8 * halves) == 0
     assert n.rows <= kernel_rows
-    tiles = [-(-each // (n.rows * together // halves)) for each in rows]
+    if n.uneven:  # pairs of blocks, of 64 rows and of 32
+        (of_both,) = rows
+        tiles = [2 * -(-of_both // 96)]
+        assert n.tiles <= 132
+    else:
+        tiles = [-(-each // (n.rows * together // halves)) for each in rows]
     firsts = list(itertools.accumulate(tiles, initial=0))
     assert [*(layer.first_tile for layer in launch.layers()), n.tiles] == firsts
-    assert launch.cluster == max(n.splits, 1) * together <= 8
+    assert launch.cluster == (2 if n.uneven else max(n.splits, 1) * together) <= 8
     assert n.splits <= -(-k // 128)  # no block without work
     expected = n.tiles * n.splits
     if kind:
@@ -143,6 +149,10 @@ def check(launch: Launch, tokens: int, rows: list[int], k: int) -> None:
         assert each.dims == ((own, k) if contiguous else (k, own))
         assert each.box == ((64, 128) if contiguous else (64, n.rows // halves))
     assert len({each.address for each in weights}) == len(weights)
+    if n.uneven:
+        thin = Map.read(n.weights[1])
+        assert (thin.address, thin.dims) == (weights[0].address, weights[0].dims)
+        assert thin.box == (32, 128)
     for each in (launch.tokens, *weights):
         assert each.stride % 16 == 0
         assert each.stride >= 2 * each.dims[0]
@@ -170,6 +180,25 @@ def test_tokens_in_rows(driver, catalog, tokens: int, layout: str) -> None:
         check(launch, tokens, [n], k)
         assert launch.out_strides == (1, n)
         assert launch.params.pairs == 1
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_two_multiprocessors_receive_as_much_as_any_two(driver, catalog, invariant: bool) -> None:
+    """Of 5,473 to 6,336 columns, where tiles of 64 would be two for some pairs, one for others."""
+    columns = (4224, 5120, 5568, 6144, 6400)
+
+    def call() -> None:
+        with torch_cubin.batch_invariant() if invariant else contextlib.nullcontext():
+            for n in columns:
+                torch.ops.cubin._matmul(*operands(8, n, 4096, "nn"))
+
+    launches = [Launch.read(record) for record in launches_of(driver, call)]
+    for launch, n in zip(launches, columns, strict=True):
+        check(launch, 8, [n], 4096)
+    found = [launch.params.uneven for launch in launches]
+    assert found == [0, 0, invariant, invariant, 0]
+    if invariant:
+        assert [launch.grid for launch in launches[2:4]] == [116, 128]
 
 
 @pytest.mark.parametrize("tokens", [5, 33])

@@ -103,7 +103,17 @@ def configs_of(driver, *product, **options) -> set[str]:
 def test_operands_that_the_kernels_take(driver, catalog, a, b, expected: bool) -> None:
     a, b = (*a, torch.bfloat16), (*b, torch.bfloat16)
     assert bool(configs_of(driver, a, b)) == expected
-    assert not configs_of(driver, a, b, batch_invariant=True)
+    found = configs_of(driver, a, b, batch_invariant=True)
+    assert found == ({"unaligned 32x64 in order"} if expected else set())
+
+
+def test_sums_of_batch_invariant_products_are_no_parts(driver, catalog) -> None:
+    a, b = ((275, 95), (95, 1), torch.bfloat16), ((95, 107), (1, 95), torch.bfloat16)
+    *_, (record,) = multiply(driver, a, b, batch_invariant=True)
+    assert record["kernel"] == "unaligned_matmul_bf16_nt_in_order_32x64"
+    params = params_of(record)
+    assert (params.splits, params.k_tiles_per_split) == (1, 1)
+    assert record["grid"] == [9 * 2, 1, 1]
 
 
 def test_tf32_of_rows_along_k(driver, catalog) -> None:

@@ -21,6 +21,7 @@ import re
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -678,7 +679,7 @@ def unaligned(kind: str, name: str) -> dict:
     operands whose rows begin anywhere: tails of all dims, gaps, offsets, batches, broadcasts, a
     bias; and the same bits again while another stream keeps the GPU busy. Operands lie
     among NaN, which no product may see."""
-    import torch_cubin  # noqa: F401
+    import torch_cubin
     from torch_cubin._native import library
 
     kernels = [k for k in library.catalog()["kernels"] if k["kind"] == kind]
@@ -722,7 +723,8 @@ def unaligned(kind: str, name: str) -> dict:
             library.force_config("")
             library.watch_plans(False)
 
-    for kernel in kernels:
+    def every_shape(kernel: dict) -> None:
+        nonlocal wrong
         dtype = getattr(torch, kernel["dtype"])
         turned = kernel["layout"] == "nt"
         shapes = [
@@ -755,6 +757,10 @@ def unaligned(kind: str, name: str) -> dict:
             every_config(
                 f"{kernel['name']} batches {a_batch} {b_batch}", a, b, a.double() @ b.double()
             )
+
+    for kernel in kernels:  # some serve batch_invariant() alone
+        with torch_cubin.batch_invariant() if kernel.get("in_order") else nullcontext():
+            every_shape(kernel)
     torch.cuda.synchronize()
     loaded = {entry["name"] for entry in library.catalog()["loaded"]}
     unused = sorted({kernel["name"] for kernel in kernels} - loaded)

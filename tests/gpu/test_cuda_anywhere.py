@@ -145,8 +145,8 @@ def test_a_product_with_its_transpose_is_exact(backend: str, short: str) -> None
 
 
 def test_where_bits_may_not_depend_on_rows_kernels_have_those_of_a_copy() -> None:
-    """Under batch_invariant() the kernels here that add K in one chain, and those of sm90.cu whose
-    threads read; not those whose warpgroups or blocks divide K."""
+    """Under batch_invariant() the kernels here that add K in one chain, and those of sm90.cu
+    and unaligned.cu that do; not those whose warpgroups or blocks divide K."""
     ran, wrong = set(), []
     for n, k, layout in ((130, 33, "nt"), (257, 127, "nn"), (70, 600, "nt"), (300, 65, "tn")):
         for dtype in (torch.bfloat16, torch.float16):
@@ -169,3 +169,4 @@ def test_where_bits_may_not_depend_on_rows_kernels_have_those_of_a_copy() -> Non
     assert {name for name in ran if name.startswith("anywhere")} == {
         "anywhere 64x128", "anywhere 128x128 short"
     }  # fmt: skip
+    assert "unaligned 32x64 in order" in ran

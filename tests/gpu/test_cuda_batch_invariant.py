@@ -11,9 +11,11 @@ import numerics
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu import cases
+from gpu import cases, forced_products, hopper
 
 import torch_cubin
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
@@ -129,6 +131,65 @@ def test_linear_and_batches(mode: str, generator: torch.Generator) -> None:
         each = torch.ops.cubin.matmul(odd, own)
         for i in range(5):
             numerics.check_bits(torch.ops.cubin.matmul(odd[i, 3], own[i]), each[i, 3])
+
+
+def bits_of_every_config(a: torch.Tensor, b: torch.Tensor) -> tuple[set[str], list[str]]:
+    """Those that batch_invariant() offers, and those whose bits are not the first one's."""
+    ran, wrong = set(), []
+    with torch.no_grad(), torch_cubin.batch_invariant(), measure.watching():
+        whole = torch.ops.cubin.matmul(a, b)
+        for config in forced_products.offered("", a, b):
+            library.force_config(config)
+            ran.add(config)
+            if not torch.equal(torch.ops.cubin.matmul(a, b), whole):
+                wrong.append(f"{tuple(a.shape)} x {tuple(b.shape)} {config}")
+    return ran, wrong
+
+
+@hopper.for_kernels
+def test_chains_of_float32_have_the_same_bits_in_every_tile(generator: torch.Generator) -> None:
+    """A chain for each warp, in registers, in shared memory, in blocks of their own; ends of K
+    within a chain, a k tile, a vector; underflow."""
+    ran, wrong = set(), []
+    sizes = [
+        (64, 96, 1536), (65, 100, 2056), (130, 68, 268), (200, 260, 780), (33, 48, 4096),
+        (129, 132, 256), (257, 136, 1028), (96, 100, 12), (128, 192, 2056), (64, 96, 268),
+        (64, 96, 12),
+    ]  # fmt: skip
+    with cases.math_mode("float32") as dtype:
+        for m, n, k in sizes:
+            for layout in ("nn", "nt", "tn", "tt"):
+                a = cases.draw((m, k), dtype, False, generator)
+                b = cases.draw((n, k), dtype, False, generator)
+                a[:, k // 2 :] *= 1e-25
+                b[:, k // 2 :] *= 1e-16
+                if layout[0] == "t":
+                    a = a.t().contiguous().t()
+                if layout[1] == "n":
+                    b = b.t().contiguous().t()
+                configs, found = bits_of_every_config(a, b.t())
+                ran |= configs
+                wrong += [f"{layout} {text}" for text in found]
+    assert wrong == []
+    assert {"sliced 64x32x16", "sliced 64x48x16", "simt 64x64x8", "simt 128x128x8"} <= ran
+    assert {"simt 96x96x16", "simt 64x32x64", "simt 16x32x64"} <= ran
+
+
+@hopper.for_kernels
+@pytest.mark.parametrize("tokens", [1, 9, 20, 32])
+def test_pairs_of_uneven_tiles_have_the_same_bits(tokens: int, generator: torch.Generator) -> None:
+    ran, wrong = set(), []
+    for dtype in (torch.float16, torch.bfloat16):
+        for n, k in ((5568, 136), (6144, 1000), (6336, 256), (5760, 200)):
+            x, w = (cases.draw(size, dtype, False, generator) for size in ((tokens, k), (k, n)))
+            configs, found = bits_of_every_config(x, w)
+            ran |= configs
+            wrong += found
+            configs, found = bits_of_every_config(w.t(), x.t())
+            ran |= configs
+            wrong += found
+    assert wrong == []
+    assert "sm90_skinny 64 rows and 32" in ran
 
 
 def test_cuda_graphs_and_threads_and_compiled_code(generator: torch.Generator) -> None:

@@ -31,10 +31,11 @@ def test_every_kernel_of_a_tile(name: str, child) -> None:
     answer = child.check()
     assert answer["wrong"] == []
     assert answer["unused"] == []
-    assert answer["kernels"] == {"32x64": 5, "64x64": 2}[name]
-    assert answer["calls"] > 40 * answer["kernels"]
+    assert answer["kernels"] == {"32x64": 9, "64x64": 2}[name]
+    assert answer["calls"] > 35 * answer["kernels"]
     splits = ["", *(f" {count} splits" for count in range(2, 9))]
-    assert answer["configs"] == [f"unaligned {name}{text}" for text in splits]
+    texts = (*splits, *([" in order"] if name == "32x64" else []))
+    assert answer["configs"] == [f"unaligned {name}{text}" for text in texts]
 
 
 def among_nan(shape: tuple[int, ...], pitch: int, offset: int, dtype: torch.dtype) -> torch.Tensor:

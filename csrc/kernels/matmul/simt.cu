@@ -27,5 +27,12 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     "t": [
      ["tile", "threads", "blocks", "spill", "vectors", "copies", "elements", "fixed", "lone", "chain"],
      [[128, 128, 8], 128, 2, {"sm_120a": 48}, 2780, 2530, 2950, 4000, 0.58, null],
-     [[64, 64, 8],    64, 4, {},              2075, 2200, 1750, 3500, 0.85, 256]]}}]}
+     [[64, 64, 8],    64, 4, {},              2075, 2200, 1750, 3500, 0.85, 256]]}},
+  {"name": "simt_matmul_f32_{layout}_chains_128x128x8", "kind": "simt", "archs": ["sm_90a"],
+   "dtype": "float32", "math": "float32", "layout": "{layout}", "alignment": 16,
+   "tile": [128, 128, 8], "block": [128, 1, 1], "stages": 2, "dynamic_shared": 65536, "chain": 256,
+   "invariant_alone": 1,
+   "cost": {"k_tile": 2500, "fixed": 4500, "lone": 0.8},
+   "defines": {"TC_LAYOUT": "{layout}", "TC_MIN_BLOCKS": 2, "TC_CHAIN": 256},
+   "for": {"layout": ["tn"]}}]}
 */

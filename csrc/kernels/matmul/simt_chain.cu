@@ -22,27 +22,27 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   "cost": {"k_tile": "{t.k_tile}", "fixed": 4000, "lone": "{t.lone}"},
   "defines": {
    "TC_LAYOUT": "{layout}", "TC_MIN_BLOCKS": "{t.blocks}", "TC_WARPS_M": "{t.warps}",
-   "TC_STEP_K": "{t.step}", "TC_AHEAD": 2, "TC_CHAIN": 256}},
+   "TC_STEP_K": "{t.step}", "TC_AHEAD": "{t.ahead}", "TC_CHAIN": 256}},
  "kernels": [
   {"for": {
     "layout": ["nn", "nt"],
     "t": [
-     ["tile", "stages", "shared", "blocks", "warps", "step", "k_tile", "lone"],
-     [[128, 64, 16], 6, 73728, 2, 2, 2, 2750, 0.6],
-     [[64, 48, 64],  3, 86016, 2, 2, 4, 4700, 0.515],
-     [[64, 32, 64],  4, 98304, 2, 2, 4, 3300, 0.53],
-     [[32, 32, 64],  6, 98304, 2, 1, 4, 2100, 0.56],
-     [[16, 32, 64],  8, 98304, 2, 1, 4, 1400, 0.58]]}},
+     ["tile", "stages", "shared", "blocks", "warps", "step", "k_tile", "lone", "ahead"],
+     [[128, 64, 16], 6, 73728, 2, 2, 2, 2750, 0.6, 2],
+     [[64, 48, 64],  3, 86016, 2, 2, 4, 4700, 0.515, 2],
+     [[64, 32, 64],  4, 98304, 2, 2, 4, 3300, 0.53, 2],
+     [[32, 32, 64],  6, 98304, 2, 1, 4, 2100, 0.56, 2],
+     [[16, 32, 64],  8, 98304, 2, 1, 4, 1400, 0.58, 2]]}},
   {"for": {
     "layout": ["tn"],
     "t": [
-     ["tile", "stages", "shared", "blocks", "warps", "step", "k_tile", "lone"],
-     [[128, 64, 16], 6, 73728, 2, 2, 1, 2770, 0.545],
-     [[96, 64, 16],  6, 61440, 3, 2, 1, 3150, 0.4]]}},
+     ["tile", "stages", "shared", "blocks", "warps", "step", "k_tile", "lone", "ahead"],
+     [[128, 64, 16], 6, 73728, 2, 2, 1, 2770, 0.545, 2],
+     [[96, 96, 16],  6, 73728, 2, 2, 1, 3020, 0.55, 1]]}},
   {"alignment": 4,
    "for": {
     "layout": ["any"],
     "t": [
-     ["tile", "stages", "shared", "blocks", "warps", "step", "k_tile", "lone"],
-     [[16, 32, 64],  8, 98304, 2, 1, 4, 2450, 0.56]]}}]}
+     ["tile", "stages", "shared", "blocks", "warps", "step", "k_tile", "lone", "ahead"],
+     [[16, 32, 64],  8, 98304, 2, 1, 4, 2450, 0.56, 2]]}}]}
 */

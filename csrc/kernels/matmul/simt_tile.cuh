@@ -35,8 +35,7 @@ constexpr int kThreadM = 8, kThreadN = kTileM * kTileN / kThreads / kThreadM;
 constexpr int kRunsM = kThreadM / 4, kRunsN = kThreadN / 4;
 constexpr int kWarpsM = kTileM / (4 * kThreadM), kWarpsN = kTileN / (8 * kThreadN);
 static_assert(kWarpsM * kWarpsN * 32 == kThreads, "a warp has 4 lanes along m, 8 along n");
-static_assert(Config::kStages == 2 && Config::kDynamicShared == 0,
-              "two stages of static shared memory");
+static_assert(Config::kStages == 2, "two stages of static shared memory");
 
 enum class Access { along_k, along_mn, elements };
 constexpr bool kAny = kLayout == Layout::any;
@@ -190,19 +189,58 @@ TC_DEVICE void store_row(const MatmulParams& p, const TileCoordinates& t, int ro
 
 // Small tiles serve products with few outputs and a long K, where cuBLAS splits K finely: one chain
 // of thousands of additions had twice its error (16 x 6144 x 4096, H200). So a thread moves its
-// sums to shared memory every TC_CHAIN terms. Large tiles lack the shared memory for that, and are
-// not used for such shapes.
+// sums to shared memory every TC_CHAIN terms. So do large tiles of batch_invariant(), in memory
+// that Hopper has; others are not used for such shapes.
 constexpr int kChainTiles = TC_CHAIN / kTileK;
-constexpr bool kLongSums = kTileM == 64;
+enum class Totals { none, small, large };
+constexpr Totals kTotals = kTileM == 64                 ? Totals::small
+                           : Config::kDynamicShared > 0 ? Totals::large
+                                                        : Totals::none;
 
-template <bool kOn>
+template <Totals>
 struct LongSum {
   TC_DEVICE void move(float (&)[kThreadM][kThreadN]) {}
   TC_DEVICE void finish(float (&)[kThreadM][kThreadN]) {}
 };
 
 template <>
-struct LongSum<true> {
+struct LongSum<Totals::large> {
+  static_assert(kTotals != Totals::large || Config::kDynamicShared == kTileM * kTileN * 4);
+  bool used = false;
+
+  // By single sums: vectors of them would tie the loop's accumulators to four registers each.
+  template <class Body>
+  TC_DEVICE static void for_each(Body&& body) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const u32 own = shared_address(shared_memory) + threadIdx.x * 4;
+#pragma unroll
+    for (int i = 0; i < kThreadM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kThreadN; ++j) body(i, j, own + (i * kThreadN + j) * (kThreads * 4));
+    }
+  }
+
+  TC_DEVICE void move(float (&sum)[kThreadM][kThreadN]) {
+    if (used) finish(sum);
+    for_each([&](int i, int j, u32 at) {
+      store_shared(at, sum[i][j]);
+      sum[i][j] = 0;
+    });
+    used = true;
+  }
+
+  TC_DEVICE void finish(float (&sum)[kThreadM][kThreadN]) {
+    if (!used) return;
+    for_each([&](int i, int j, u32 at) {
+      u32 total;
+      load_shared(total, at);
+      sum[i][j] += __uint_as_float(total);
+    });
+  }
+};
+
+template <>
+struct LongSum<Totals::small> {
   bool used = false;
 
   TC_DEVICE static float& slot(int i, int j) {  // private to the thread: needs no barrier
@@ -246,7 +284,7 @@ TC_DEVICE void compute_tile(const MatmulParams& p, const TileCoordinates& t, boo
   int first_n = warp / kWarpsM * 32 + lane / 2 % 8 * 4;
 
   float sum[kThreadM][kThreadN] = {};
-  LongSum<kLongSums> long_sum;
+  LongSum<kTotals> long_sum;
   float row[2][kThreadM], column[2][kThreadN];  // of this step and the next one
   auto read = [&](int stage, int step) {
     OperandA::read<kRunsM>(row[step % 2], shared_a[stage], first_m, step);
@@ -296,15 +334,28 @@ TC_DEVICE void compute_tile(const MatmulParams& p, const TileCoordinates& t, boo
       }
     }
     ++tile;
-    if (kLongSums && more && tile % kChainTiles == 0) long_sum.move(sum);
+    // (Of large tiles, the loop over pairs does it, below.)
+    const bool moves = kTotals == Totals::small || !decltype(whole)::value;
+    if (moves && more && tile % kChainTiles == 0) long_sum.move(sum);
   };
   // Pairs of tiles, so that the addresses of the stages are constants.
   if (OperandA::ends_with_vector(p.m - t.m0) && OperandB::ends_with_vector(p.n - t.n0)) {
     int whole = static_cast<int>((t.k_end - t.k_begin) / kTileK) - 1;
+    const auto pairs_before = [&](int end) {
 #pragma unroll 1
-    while (tile + 1 < whole) {
-      multiply(Constant<1>{}, 0);
-      multiply(Constant<1>{}, 1);
+      while (tile + 1 < end) {
+        multiply(Constant<1>{}, 0);
+        multiply(Constant<1>{}, 1);
+      }
+    };
+    if constexpr (kTotals == Totals::large) {
+#pragma unroll 1
+      while (tile + 1 < whole) {
+        pairs_before(min(tile + kChainTiles, whole));
+        if (tile % kChainTiles == 0) long_sum.move(sum);
+      }
+    } else {
+      pairs_before(whole);
     }
   }
 #pragma unroll 1

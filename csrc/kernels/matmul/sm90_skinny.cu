@@ -17,6 +17,9 @@
 // tile of 64 rows each and share the tokens, of which each block loads half for both: alone, it
 // would load as much of them as of the weights.
 //
+// Or pairs of blocks have tiles of 64 and of 32 rows ("uneven"): two multiprocessors share a port,
+// through which those of a pair then receive 96 rows, not 128, where each block has one tile.
+//
 // Several layers of the same tokens share a launch: their tiles follow one another. A gated tile
 // has half of its rows from each of two layers; a thread holds both sums of an output, and a group
 // is 64 rows of both.
@@ -64,6 +67,7 @@ struct SkinnyConfig {
   static constexpr bool kStreams = kStreamsValue != 0;
   static constexpr bool kPairs = kStreamsValue == 2;  // of blocks that share the tokens
   static constexpr u32 kTogether = kPairs ? 2 : 1;
+  static constexpr bool kMayBeUneven = kRowsContiguous && !kStreams && kBlocks == 1;
   static constexpr bool kGated = kGatedValue;  // then kBlocks is 2: the gate's, and the up's
   static constexpr int kHalves = kGated ? 2 : 1;
   static constexpr u32 kGroups = kBlocks / kHalves * kEights;
@@ -176,17 +180,26 @@ struct SkinnyTile {
   TC_DEVICE SkinnyTile(const Sm90SkinnyParams& p, int tile) {
     while (layer + 1 < p.layers_count && tile >= p.layers[layer + 1].first_tile) ++layer;
     row = (tile - p.layers[layer].first_tile) * (p.rows / C::kHalves);
+    rows = p.rows / C::kHalves;
+    if constexpr (C::kMayBeUneven) {
+      if (p.uneven) {
+        is_thin = tile % 2 != 0;
+        row = tile / 2 * 96 + (is_thin ? 64 : 0);
+        if (is_thin) rows = 32;
+      }
+    }
     if constexpr (C::kPairs) row = 2 * row + blockIdx.x % 2 * p.rows;
   }
 
-  int layer = 0, row;
+  int layer = 0, row, rows;
+  bool is_thin = false;  // of an uneven pair
 };
 
 // Calls body(map, x, y, offset) for each box of a stage's weights, with its offset in the stage.
 template <class C, class Body>
 TC_DEVICE void for_each_box(const Sm90SkinnyParams& p, const SkinnyTile<C>& tile, int k,
                             Body&& body) {
-  const Sm90SkinnyMap* map = &p.weights[tile.layer];
+  const Sm90SkinnyMap* map = &p.weights[tile.layer + (tile.is_thin ? 1 : 0)];
   if constexpr (C::kRowsContiguous) {
 #pragma unroll
     for (int block = 0; block < C::kBlocks; ++block) {
@@ -213,11 +226,13 @@ TC_DEVICE void produce(const Sm90SkinnyParams& p, SkinnyWork<C> schedule, u32 ri
   u32 parity = 1;
   while (schedule.get()) {
     const SkinnyTile<C> tile(p, schedule.tile);
+    // Half of each swizzled row stays as it is where a tile has 32 rows.
+    const u32 loaded_bytes = stage_bytes - (tile.is_thin ? weight_bytes / 2 : 0);
     for (int i = 0; i < schedule.k_count; ++i) {
       int k = (schedule.k_begin + i) * C::kTileK;
       u32 to = ring + stage * stage_bytes, barrier = full + 8 * stage;
       barrier_wait_bounded(empty + 8 * stage, parity);
-      barrier_expect(barrier, stage_bytes);
+      barrier_expect(barrier, loaded_bytes);
       for_each_box(p, tile, k, [&](const Sm90SkinnyMap* map, int x, int y, u32 offset) {
         tma_load(to + offset, map, barrier, x, y, kEvictFirst);
       });
@@ -264,7 +279,7 @@ struct SkinnyOutput {
         turned(layer.out_stride_row == 1),
         row(threadIdx.x / 32 * 16 + (turned ? threadIdx.x % 4 * 2 : threadIdx.x % 32 / 4)),
         token(turned ? threadIdx.x % 32 / 4 : threadIdx.x % 4 * 2),
-        rows(min(p.rows / C::kHalves, layer.rows_count - tile_row)),
+        rows(min(tile.rows, layer.rows_count - tile_row)),
         tokens(p.tokens_count),
         out(static_cast<u16*>(layer.out) +
             (static_cast<tc_int64>(tile_row) + row) * layer.out_stride_row +

@@ -9,7 +9,8 @@
 // Both are described by tensor maps of 2 dims with the 128-byte swizzle:
 //   tokens                          {128 bytes of K, the kernel's tokens}
 //   weights, K contiguous           {128 bytes of K, `rows`; half of them if gated}
-//   weights, their rows contiguous  {64 rows, the kernel's k block}
+//   weights, their rows contiguous  {64 rows, the kernel's k block}; in uneven pairs those of the
+//                                   second block by weights[1], {32 rows, the k block}
 #pragma once
 
 #include "activation_params.h"
@@ -44,6 +45,7 @@ struct Sm90SkinnyParams {
   int stages;      // of the ring in shared memory
   int prefetched;  // k blocks prefetched to the L2 cache before the previous kernel has ended
   int pairs;       // out's contiguous elements may be stored two at a time
+  int uneven;      // blocks are in pairs, whose second one has a tile of 32 rows: of one layer
   int ring_bytes;  // of the stages in shared memory; the splits' sums follow
   int activation;  // of gated kernels
   ActivationCurve curve;

@@ -38,13 +38,16 @@ using namespace sm90;
 constexpr DType kDType = DType::TC_DTYPE;
 constexpr bool kTf32 = kDType == DType::float32;
 constexpr bool kBAlongK = Layout::TC_LAYOUT == Layout::nt;
-constexpr bool kNear = kBAlongK && !kTf32;  // a thread reads neighbours along K
+// Each warp has all of K for fewer outputs, so that the results have the bits of other kernels.
+constexpr bool kInOrder = TC_IN_ORDER != 0;
+constexpr bool kNear = kBAlongK && !kTf32 && !kInOrder;  // a thread reads neighbours along K
 static_assert(kBAlongK || !kTf32);
 static_assert(TC_TILE_N % TC_TILE_M == 0);
 using Element = std::conditional_t<kTf32, u32, u16>;
 constexpr int kSize = sizeof(Element), kVector = 16 / kSize, kOfWord = 4 / kSize;
 constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K, kStages = TC_STAGES;
-constexpr int kThreads = TC_THREADS, kWarpM = 32, kWarpN = 32;
+constexpr int kThreads = TC_THREADS;
+constexpr int kWarpM = kInOrder ? 16 : 32, kWarpN = kInOrder ? kTileM / 2 : 32;
 constexpr int kWarpsM = kTileM / kWarpM, kWarpsN = kTileN / kWarpN;
 constexpr int kGroups =
     kThreads / 32 / (kWarpsM * kWarpsN);  // groups of warps that divide a k tile
@@ -304,9 +307,17 @@ struct Multiplier {
           for (int c = 0; c < 2; ++c) {
 #pragma unroll
             for (int j = 0; j < kBlocksN; j += 4) {
-              float values[4] = {sum[i][j][2 * half + c], sum[i][j + 1][2 * half + c],
-                                 sum[i][j + 2][2 * half + c], sum[i][j + 3][2 * half + c]};
-              store_shared(row + (kBlocksN * (2 * t + c) + j) * 4, values);
+              const u32 to = row + (kBlocksN * (2 * t + c) + j) * 4;
+              const int s = 2 * half + c;
+              if constexpr (kBlocksN < 4) {
+                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(sum[i][j][s]),
+                             "f"(sum[i][j + 1][s])
+                             : "memory");
+              } else {
+                float values[4] = {sum[i][j][s], sum[i][j + 1][s], sum[i][j + 2][s],
+                                   sum[i][j + 3][s]};
+                store_shared(to, values);
+              }
             }
           }
         }
@@ -348,7 +359,7 @@ TC_DEVICE void finish(const MatmulParams& p, u32 shared, Element* c, int first, 
         if (s < 2 || s < p.splits) load_pair<kSplit>(x[s][g], at);
       }
     }
-    float sums[2] = {};
+    float sums[2] = {kInOrder ? -0.0f : 0.0f, kInOrder ? -0.0f : 0.0f};
 #pragma unroll
     for (int s = 0; s < kSplits; ++s) {
 #pragma unroll
@@ -493,7 +504,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
  "defaults": {
   "kind": "unaligned", "layout": "{layout}", "tile": "{t.tile}", "block": [256, 1, 1],
   "stages": "{t.stages}", "dynamic_shared": "{t.shared_{layout}}",
-  "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{layout}"}},
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{layout}", "TC_IN_ORDER": 0}},
  "kernels": [
   {"name": "unaligned_matmul_{d.short}_{layout}_{t.tile.0}x{t.tile.1}", "alignment": 2,
    "cost": {"later": 1, "later_in_large": 1.5},
@@ -510,6 +521,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
    "for": {
     "d": "bf16 f16", "layout": ["nt"],
     "t": [{"tile": [64, 64, 128], "stages": 3, "shared_nt": 104472}]}},
+  {"name": "unaligned_matmul_{d.short}_{layout}_in_order_{t.tile.0}x{t.tile.1}", "alignment": 2,
+   "cost": {"first": 1.35, "later": 1.27, "later_in_large": 1.27}, "in_order": 1,
+   "defines": {"TC_IN_ORDER": 1},
+   "for": {
+    "d": "bf16 f16", "layout": ["nt"],
+    "t": [{"tile": [32, 64, 256], "stages": 2, "shared_nt": 101392}]}},
+  {"name": "unaligned_matmul_{d.short}_{layout}_in_order_{t.tile.0}x{t.tile.1}", "alignment": 2,
+   "cost": {"later": 1.2, "later_in_large": 1.2}, "in_order": 1, "defines": {"TC_IN_ORDER": 1},
+   "for": {
+    "d": "bf16 f16", "layout": ["nn"],
+    "t": [{"tile": [32, 64, 128], "stages": 4, "shared_nn": 108576}]}},
   {"name": "unaligned_matmul_tf32_{layout}_{t.tile.0}x{t.tile.1}", "alignment": 4,
    "cost": {"later": 0.6, "later_in_large": 0.6},
    "for": {

@@ -71,7 +71,7 @@ int64_t least_splits(Math math, const PortableRow& row, double tiles_each, const
                      int64_t k_tiles, double partial_bytes) {
   constexpr int64_t kFewRows = 32;
   const int64_t longest_chain = std::min(x.m, x.n) > kFewRows ? 1024 : 512;
-  if (row.kind == kMatmulSliced) {
+  if (row.clusters()) {
     constexpr int64_t kSlicedChain = 512;
     return std::min<int64_t>(ceil_div(x.k, kSlicedChain * row.slices), kMostInCluster);
   }
@@ -94,6 +94,17 @@ int64_t chain_tiles(Math math, const PortableRow& row, int64_t k) {
   if (row.kind == kMatmulSimt) return row.chain / row.tile_k;
   if (math != kMathFloat64 || k < kLongK) return 0;
   return ceil_div(ceil_div(k, kChains), kWhole) * kWhole / row.tile_k;
+}
+
+// K tiles in whose time a block's warps add all chains of K, each a whole one: those of a last
+// round take as long as all warps', or 2/3 if a scheduler has one at most (H200, 64 x 4096, us: K
+// of 2048 27, of 1280 28, of 1024 19; by 64x48 K of 4096 81, of 3072 65).
+int64_t chains_k_tiles(const PortableRow& row, int64_t k) {
+  constexpr int64_t kSchedulers = 4;
+  const int64_t chains = ceil_div(k, row.chain), of_round = row.slices * row.chain / row.tile_k;
+  const int64_t rest = chains % row.slices;
+  const int64_t last = rest == 0 ? 0 : rest > kSchedulers ? of_round : of_round * 2 / 3;
+  return chains / row.slices * of_round + last;
 }
 
 // Blocks of a persistent kernel fetch the next tile while they finish one, which hides a tile's
@@ -137,9 +148,15 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
   const PackageKernel* reduce = table.reduce[sums_alone ? kMathFloat32 : math];
   // float32 is added up in chains: the largest tiles have one of all of K.
   if (batch_invariant && row.kind == kMatmulSimt && row.chain == 0) return;
-  // Slices have an order of their own; and of fewer rows PyTorch's error is less (16 x 6144 x 4096:
-  // 0.55 of that of slices).
-  if (row.kind == kMatmulSliced && (batch_invariant || 2 * x.m <= row.tile_m)) return;
+  if (row.invariant_alone && !batch_invariant) return;
+  // Slices have an order of their own, if they are no chains; and of fewer rows PyTorch's error is
+  // less (16 x 6144 x 4096: 0.55 of that of slices). Blocks of chains whose tile is not whole are
+  // the last to end (H200, us: 64 x 4096 x 4096 NT by 64x48 104, NN 79; 33 x 8192 x 2048 by 64x32
+  // 67, for 54).
+  const bool is_sliced = row.kind == kMatmulSliced;
+  if (is_sliced && ((batch_invariant && row.chain == 0) || 2 * x.m <= row.tile_m)) return;
+  const bool slices_chains = is_sliced && row.chain > 0;
+  if (slices_chains && (x.m % row.tile_m != 0 || x.n % row.tile_n != 0)) return;
   PortablePlan plan;
   plan.kernel = row.kernel;
   plan.swapped = swapped;
@@ -162,7 +179,8 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
   // another block's.
   const int64_t of_chain = chain_tiles(math, row, x.k);
   const bool chained = batch_invariant && of_chain > 0;
-  const int64_t most = chained ? ceil_div(k_tiles, of_chain) : batch_invariant ? 1 : k_tiles;
+  const bool whole = !chained && (batch_invariant || slices_chains);
+  const int64_t most = chained ? ceil_div(k_tiles, of_chain) : whole ? 1 : k_tiles;
   plan.in_order = chained;
   for (const int64_t each : kSplits) {
     const int64_t wanted = chained && each > 1 ? most : each;
@@ -184,7 +202,8 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
     const double k_tile = row.cost_k_tile * std::max(held, row.cost_lone);
     const bool short_k = wanted == 1 && k_tiles <= kShortKTiles;
     const double fixed = row.cost_fixed * (short_k ? std::max(held, row.cost_lone_fixed) : 1);
-    const int64_t of_block = plan.splits == 1 ? k_tiles : plan.k_tiles_per_split;
+    const int64_t all_k_tiles = slices_chains ? chains_k_tiles(row, x.k) : k_tiles;
+    const int64_t of_block = plan.splits == 1 ? all_k_tiles : plan.k_tiles_per_split;
     const double k_tiles_of_one = turns * static_cast<double>(of_block);
     work.threads = k_tiles_of_one * k_tile + turns * fixed;
     work.waits = k_tiles_of_one * straddle_waits(row, problem);

@@ -42,6 +42,7 @@ PortableRow::PortableRow(PackageKernel& entry, const Device& device) : kernel(&e
     slices = block[0] / kWarpThreads;
   }
   chain = static_cast<int64_t>(fields.number("chain", 0, 0));
+  invariant_alone = fields.number("invariant_alone", 0, 0) > 0;
   const KernelFields cost = fields.object("cost");
   cost_k_tile = cost.number("k_tile", 0);
   cost_fixed = cost.number("fixed", 0);

@@ -47,13 +47,14 @@ struct PortableRow {
   double correction;       // of its kind and its tile (Corrections)
   int64_t slices = 1;      // of K, that a block adds up by themselves
   int64_t chain = 0;       // float32: terms added from zero, and then to those before; 0: all
+  bool invariant_alone;    // serves batch_invariant() alone: others have quicker ones
 
   bool dot() const { return kind == kMatmulDot; }
   // float32 kernels whose ring of stages is all of a block's shared memory.
   bool rings() const;
-  bool chains_in_ring() const { return kind == kMatmulSimt && rings(); }
+  bool chains_in_ring() const { return chain > 0 && rings(); }
   // Parts of K are blocks of a cluster, which adds them up.
-  bool clusters() const { return kind == kMatmulSliced; }
+  bool clusters() const { return kind == kMatmulSliced && chain == 0; }
   // A block can compute several tiles, one after the other, if all are whole.
   bool persistent() const { return kind == kMatmulPersistent; }
 };

@@ -28,6 +28,7 @@ constexpr int64_t kSkinnyGroupBytes = 128 * 16;  // the sums of 64 rows x 8 toke
 constexpr int64_t kSkinnyMostStages = 16, kEnoughStages = 4, kFewStages = 3;
 constexpr int64_t kBeside = 4096;         // bytes of shared memory, at least as many as are static
 constexpr int64_t kSkinnyMostSplits = 8;  // blocks of a cluster, on every GPU
+constexpr int64_t kUnevenRows = 64 + 32;  // of an uneven pair
 constexpr int64_t kMostAlone = 32;  // tokens of streamed products whose blocks are not in pairs
 constexpr int64_t kSkinnyLongK = 8192;
 constexpr int64_t kLeastStreamed = 4;  // k blocks for each block of a streamed product
@@ -74,6 +75,7 @@ struct SkinnyTiles {
   int32_t rows, splits;
   SkinnyStream stream = SkinnyStream::kNone;
   bool in_order = false;  // streamed: the sums of a part are continued by the next part's block
+  bool uneven = false;    // pairs of blocks with a tile of `rows`, and of half as many
 
   bool streamed() const { return stream != SkinnyStream::kNone; }
   int64_t together() const { return stream == SkinnyStream::kPairs ? 2 : 1; }
@@ -170,6 +172,7 @@ class Sm90Skinny : public MatmulKernels {
     const std::string rows = "sm90_skinny " + std::to_string(chosen.tiles.rows) + " rows ";
     if (chosen.tiles.stream == SkinnyStream::kPairs) return rows + "streamed in pairs";
     if (chosen.tiles.streamed()) return rows + "streamed";
+    if (chosen.tiles.uneven) return rows + "and 32";
     return rows + std::to_string(chosen.tiles.splits) + " splits";
   }
 
@@ -233,6 +236,7 @@ class Sm90Skinny : public MatmulKernels {
       if (c.batch_invariant && splits != c.k_parts) continue;
       if (sides.rows_contiguous) {
         for (const int32_t rows : {64, 128, 192}) offer(c, sides, layers, {rows, splits}, out);
+        if (splits == 1) offer_uneven(c, sides, layers, out);
         continue;
       }
       // Two parts of K gain by shorter tiles that have a multiprocessor each (2048 x 8192 by 32 and
@@ -274,6 +278,22 @@ class Sm90Skinny : public MatmulKernels {
     }
   }
 
+  // Pairs of tiles of 64 and of 32 rows, one for each port of two multiprocessors, where tiles of
+  // 64 rows would be two on some of them, and few ports would have no pair (H200, NN: 16 x 6144 x
+  // 4096 14.3 us, by 64 rows 17.1, streamed, which is not in order, 14.0; 8 x 5120 x 5120 17.1,
+  // 15.3).
+  void offer_uneven(const MatmulCase& c, const SkinnySides& sides, const SkinnyLayers& layers,
+                    MatmulConfigs& out) const {
+    const bool lines = sides.swapped ? c.a_lines : c.b_lines;
+    const int64_t ports = device_.multiprocessors / 2;
+    if (!c.batch_invariant || !lines || layers.count != 1 || !may_split()) return;
+    const int64_t pairs = ceil_div(sides.rows_count, kUnevenRows);
+    if (sides.tokens > kMostAlone || pairs > ports || 8 * pairs < 7 * ports) return;
+    SkinnyTiles tile{64, 1};
+    tile.uneven = true;
+    offer(c, sides, layers, tile, out);
+  }
+
   void offer(const MatmulCase& c, const SkinnySides& sides, const SkinnyLayers& layers,
              SkinnyTiles tile, MatmulConfigs& out) const {
     const int64_t rows = tile.rows, splits = tile.splits;
@@ -291,7 +311,8 @@ class Sm90Skinny : public MatmulKernels {
     chosen.row = row;
     chosen.tiles = tile;
     chosen.swapped = sides.swapped;
-    const int64_t tiles = layers.all_tiles(rows * tile.together());
+    const int64_t tiles = tile.uneven ? 2 * ceil_div(sides.rows_count, kUnevenRows)
+                                      : layers.all_tiles(rows * tile.together());
     const int64_t multiprocessors = device_.multiprocessors / tile.together();
     const int64_t tile_k_blocks = ceil_div(c.k, kSkinnyBlockK);
     if (tile.streamed()) {
@@ -325,7 +346,9 @@ class Sm90Skinny : public MatmulKernels {
                                 : rounds * static_cast<double>(ceil_div(tile_k_blocks, splits));
     const int64_t most_tiles = tiles / multiprocessors + 2;
     work.tiles = tile.streamed() ? static_cast<double>(most_tiles) : rounds;
-    work.once_bytes = stage_rows(*row, tile.rows) * k_blocks * kSkinnyBlockK * 2;
+    // (Of an uneven pair the half.)
+    const int64_t loaded_rows = tile.uneven ? kUnevenRows / 2 : stage_rows(*row, tile.rows);
+    work.once_bytes = loaded_rows * k_blocks * kSkinnyBlockK * 2;
     // Two multiprocessors share a port (Terms::port_bytes_per_cycle). Where both have as many
     // blocks as any, the memory waits for the ports of such (16x6144x4096 NN, H200: 96 blocks of 64
     // rows 17.6 us, 64 blocks of 192 rows and half of K 14.6). Of several tiles of one block, one
@@ -421,6 +444,11 @@ class Sm90Skinny : public MatmulKernels {
       first_tile += sizes.tiles(i, chosen.tiles.rows * chosen.tiles.together());
       if (own.n % 2 != 0 || reinterpret_cast<uintptr_t>(operands.c) % 4 != 0) params.pairs = 0;
     }
+    if (chosen.tiles.uneven) {
+      describe(params.weights[1], row, swapped ? layers[0]->operands.a : layers[0]->operands.b,
+               sizes.rows[0], p.k, swapped ? p.a_stride_k : p.b_stride_k, 32, kSkinnyBlockK);
+      params.uneven = 1;
+    }
     params.layers_count = sizes.outputs();
     params.tokens_count = static_cast<int>(tokens);
     params.k = static_cast<int>(p.k);
@@ -442,7 +470,7 @@ class Sm90Skinny : public MatmulKernels {
       params.partial = reinterpret_cast<float*>(partial->data());
       params.counters = counters->data();
     }
-    const int64_t cluster = chosen.tiles.splits * chosen.tiles.together();
+    const int64_t cluster = chosen.tiles.uneven ? 2 : chosen.tiles.splits * chosen.tiles.together();
     torch_cubin::launch(*row.kernel, {chosen.blocks, 1, 1, cluster, chosen.shared}, device_,
                         params);
   }

@@ -38,6 +38,8 @@ struct UnalignedRow {
     tile_k = tile[2];
     slots = fields.integer("blocks_per_multiprocessor", 1);
     const KernelFields cost = fields.object("cost");
+    in_order = fields.number("in_order", 0, 0) > 0;
+    first_stretches = cost.number("first", 0, 1);
     later = cost.number("later", 0);
     later_in_large = cost.number("later_in_large", 0);
   }
@@ -47,6 +49,8 @@ struct UnalignedRow {
   bool b_along_k;
   int64_t tile_m, tile_n, tile_k;
   int64_t slots;                 // blocks of a multiprocessor
+  bool in_order;                 // each warp adds all of K: for batch_invariant() alone
+  double first_stretches;        // what stretches of the first k tile take, of those of other rows
   double later, later_in_large;  // what stretches of later k tiles take, of those of the first
 };
 
@@ -68,7 +72,9 @@ class Unaligned : public MatmulKernels {
     if (!takes(c)) return;
     for (const UnalignedRow& row : rows_) {
       if (row.math != c.math || row.b_along_k != is_along_k(c.b)) continue;
-      for (int64_t splits = 1; splits <= clusters_.largest(); ++splits) offer(c, row, splits, out);
+      if (row.in_order != c.batch_invariant) continue;
+      const int64_t most = row.in_order ? 1 : clusters_.largest();
+      for (int64_t splits = 1; splits <= most; ++splits) offer(c, row, splits, out);
     }
   }
 
@@ -80,7 +86,7 @@ class Unaligned : public MatmulKernels {
   std::string name(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<UnalignedPlan>();
     return "unaligned " + std::to_string(chosen.row->tile_m) + "x" +
-           std::to_string(chosen.row->tile_n) +
+           std::to_string(chosen.row->tile_n) + (chosen.row->in_order ? " in order" : "") +
            (chosen.splits > 1 ? " " + std::to_string(chosen.splits) + " splits" : "");
   }
 
@@ -100,9 +106,8 @@ class Unaligned : public MatmulKernels {
   // Rows of A along K, rows of B along either dim. Operands that are all aligned have quicker
   // kernels.
   static bool takes(const MatmulCase& c) {
-    return c.output == c.input && c.only_bias() && !c.batch_invariant && !c.split_sums &&
-           !c.sums_rows() && is_along_k(c.a) && c.a_unit && c.b_unit &&
-           !(is_vectors(c.a) && is_vectors(c.b));
+    return c.output == c.input && c.only_bias() && !c.split_sums && !c.sums_rows() &&
+           is_along_k(c.a) && c.a_unit && c.b_unit && !(is_vectors(c.a) && is_vectors(c.b));
   }
 
   void offer(const MatmulCase& c, const UnalignedRow& row, int64_t splits,
@@ -144,8 +149,8 @@ class Unaligned : public MatmulKernels {
     const int64_t all = ceil_div(k, stretch),
                   first = std::min(all, kUnalignedCopy / kUnalignedStretch);
     const double later = factor * static_cast<double>(all - first);
-    work.stretches =
-        (static_cast<double>(first) + later) * static_cast<double>(64 + row.tile_m) / 128;
+    work.stretches = (row.first_stretches * static_cast<double>(first) + later) *
+                     static_cast<double>(64 + row.tile_m) / 128;
     // Copies of a row: of 256 bytes, or of longer ones what these take. Where one tile has all
     // columns of x @ x.t(), A's rows are among them, and are copied once.
     const double copies = row.tile_k * bytes == kUnalignedCopy
