@@ -261,6 +261,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
     free_stage(frees, empty + 8 * previous, target);
+    order_columns<C>(sum, w.n0);
     if (takes_turns && group == 0) named_arrive(kSkewBarrier, 2 * kWarpgroup);
     if (leads) {
       named_arrive(kSkewBarrier, 2 * kWarpgroup);

@@ -8,7 +8,7 @@
 // elsewhere.
 #pragma once
 
-#include "sm90_tiles.cuh"
+#include "sm90_halves.cuh"
 
 namespace torch_cubin {
 namespace sm90 {
@@ -52,13 +52,23 @@ TC_DEVICE void load_edge(const Sm90MatmulParams& p, u32 shared, u32 full, u32 em
   const bool batched = p.flags & kSm90Batched;
   const int rows = of_a ? boxes_inside<C, C::kTileM>(p.m - w.m0) : 0;
   const int columns = of_b ? boxes_inside<C, C::kTileN>(p.n - w.n0) : 0;
+  const Columns from = columns_of<C>(w.n0);
+  const int whole = of_b ? boxes_inside<C, C::kTileN / 64 * 64>(p.n - from.whole) : 0;
+  const int half = of_b && from.half < p.n ? 1 : 0;
 #pragma unroll 1
   for (int i = 0; i < k_count; ++i, k += step) {
     barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
     const u32 arrived = full + 8 * stage, to = shared + stage * C::kStageBytes;
-    barrier_expect(arrived, (rows + columns) * (C::kTileK * 128));
+    const int boxes = kHasHalves<C> ? whole + half : columns;
+    barrier_expect(arrived, (rows + boxes) * (C::kTileK * 128));
     load_boxes<C>(p.a, to, arrived, share_a, batched, w.m0, k, w, rows);
-    load_boxes<C>(p.b, to + C::kABytes, arrived, share_b, batched, w.n0, k, w, columns);
+    if constexpr (kHasHalves<C>) {
+      load_boxes<C>(p.b, to + C::kABytes, arrived, share_b, batched, from.whole, k, w, whole);
+      load_boxes<C>(p.b, to + C::kABytes + C::kTileN / 64 * 8192, arrived, share_b, batched,
+                    from.half, k, w, half);
+    } else {
+      load_boxes<C>(p.b, to + C::kABytes, arrived, share_b, batched, w.n0, k, w, columns);
+    }
     if (++stage == C::kStages) {
       stage = 0;
       phase ^= 1;

@@ -67,8 +67,7 @@ TC_DEVICE void produce_lone(const Sm90MatmulParams& p, u32 shared, u32 full, u32
                                                        w);
     }
     if (of_b) {
-      load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, alone,
-                                                       batched, w.n0, k, w);
+      load_b<C>(p.b, to + C::kABytes, arrived, alone, batched, w.n0, k, w);
     }
     k += C::kTileK;
     if (++stage == C::kStages) {

@@ -128,6 +128,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
     free_stage(frees, empty + 8 * previous, target);
+    order_columns<C>(sum, w.n0);
     stage.skip(p.k_blocks);
 
     const int m = w.m0 + warp % 4 * 16;

@@ -63,6 +63,7 @@ TC_DEVICE void load_blocks(const Sm90MatmulParams& p, u32 shared, u32 full, cons
                            Position& at) {
   u32 arrived = full + 8 * at.stage, to = shared + at.stage * C::kStageBytes;
   const int m = w.m0, n = w.n0;
+  const Columns columns = columns_of<C>(n);
   const auto load = [&](auto is_first) {
     barrier_wait_bounded(arrived + 8 * C::kStages, at.phase ^ 1);
     barrier_expect(arrived,
@@ -72,8 +73,20 @@ TC_DEVICE void load_blocks(const Sm90MatmulParams& p, u32 shared, u32 full, cons
       load_plain<kA, C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, m, k);
     }
     if constexpr (kB != Load::none) {
-      load_plain<kB, C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b, n,
-                                                         k);
+      if constexpr (kHasHalves<C>) {
+        constexpr bool kShared = kB == Load::shared;
+        const int skipped = kShared ? share_b.part * (C::kTileK >> share_b.log_parts) : 0;
+        load_panels<C>(to + C::kABytes + skipped * 128, columns, [&](u32 box, int column) {
+          if constexpr (kShared) {
+            tma_multicast(box, &p.b, arrived, share_b.mask, column, k + skipped);
+          } else {
+            tma_load(box, &p.b, arrived, column, k);
+          }
+        });
+      } else {
+        load_plain<kB, C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b,
+                                                           n, k);
+      }
     }
     k += step;
     arrived += 8;
@@ -149,8 +162,7 @@ TC_DEVICE void load_tile(const Sm90MatmulParams& p, u32 shared, u32 full, u32 em
       load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, true, w.m0, k, w);
     }
     if (of_b) {
-      load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b, true,
-                                                       w.n0, k, w);
+      load_b<C>(p.b, to + C::kABytes, arrived, share_b, true, w.n0, k, w);
     }
     at.next<C>();
   }

@@ -30,17 +30,18 @@ double loaded_size(int64_t tile, bool mn_major) {
 
 // How many lines of the L2 cache a row of a panel takes: two where it begins within a sector of 32
 // bytes, little more than one where it begins at a sector (H200, beside two for both: the regret of
-// 103 aligned random products 3.4 -> 2.9%). Where an operand's own dim is contiguous, every other
-// row of tiles that end within a panel begins within a line.
+// 103 aligned random products 3.4 -> 2.9%). Where an operand's own dim is contiguous, tiles that
+// end within a panel load half of one more than they multiply, and two lines of some.
 double lines_of(RowsBegin rows, int64_t tile, bool mn_major, bool of_gradient) {
   const bool ends_within = mn_major && tile % 64 != 0, lines = rows == RowsBegin::kAtLines;
-  if (!of_gradient && rows == RowsBegin::kAtSectors && !ends_within) return share(5, 4);
+  const double little_more = share(5, 4);
+  if (!of_gradient && rows == RowsBegin::kAtSectors && !ends_within) return little_more;
   if (!of_gradient) return lines && !ends_within ? 1 : 2;
   // All blocks of a weight gradient read the same rows of K at a time: a line takes half the time
-  // of one along K. Rows that begin within lines do not (H200, 4608 x 1152 x 16384 by 128x160: 870
-  // cycles a k block, whose products take 640), and two lines where they begin within sectors.
-  const double within = rows == RowsBegin::kWithinSectors ? 2 : 1;
-  return ends_within ? share(3, 2) : lines ? share(1, 2) : within;
+  // of one along K. Rows that begin within lines do not, and two lines where they begin within
+  // sectors.
+  if (lines) return ends_within ? little_more : share(1, 2);
+  return ends_within ? share(3, 2) : rows == RowsBegin::kWithinSectors ? 2 : 1;
 }
 
 RowsBegin rows_begin(const MatmulCase& c, bool lines, int64_t elements) {
