@@ -6,6 +6,7 @@ one (a bad catalog, sanitizers) runs there.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -13,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -199,6 +201,15 @@ def sanitizer_version() -> str:
     return done.stdout.split("Version")[-1].split()[0] if "Version" in done.stdout else done.stdout
 
 
+@contextmanager
+def _no_other_synccheck() -> Iterator[None]:
+    """Waits until no other process of this machine runs synccheck: the state of 65,536 mbarriers
+    takes 60 GB of the GPU's memory, so that two at once leave none for the other tests."""
+    with (Path(tempfile.gettempdir()) / "torch_cubin_synccheck.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def run(
     scenario: str,
     *arguments: str,
@@ -256,10 +267,17 @@ def run(
             for name in watched:  # the others run at their full speed
                 options += ["--kernel-name", f"kns={name}"]
             command = [tool, *options, *command]
+        is_synccheck = scenario.endswith("sanitize") and arguments[0] == "synccheck"
         try:
-            done = subprocess.run(
-                command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds
-            )
+            with _no_other_synccheck() if is_synccheck else nullcontext():
+                done = subprocess.run(
+                    command,
+                    env=environment,
+                    cwd=ROOT,
+                    capture_output=True,
+                    text=True,
+                    timeout=seconds,
+                )
         except subprocess.TimeoutExpired as error:
             text = b"".join(part for part in (error.stdout, error.stderr) if part).decode()
             return Result(returncode=124, output=f"no end within {seconds} s\n{text}")
