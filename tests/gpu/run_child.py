@@ -202,9 +202,9 @@ def sanitizer_version() -> str:
 
 
 @contextmanager
-def _no_other_synccheck() -> Iterator[None]:
-    """Waits until no other process of this machine runs synccheck: the state of 65,536 mbarriers
-    takes 60 GB of the GPU's memory, so that two at once leave none for the other tests."""
+def _no_other_large() -> Iterator[None]:
+    """Waits until no other process of this machine has synccheck track 65,536 mbarriers, which
+    takes 60 GB of the GPU's memory: two at once leave none for the other tests."""
     with (Path(tempfile.gettempdir()) / "torch_cubin_synccheck.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -269,9 +269,9 @@ def run(
             for name in watched:  # the others run at their full speed
                 options += ["--kernel-name", f"kns={name}"]
             command = [tool, *options, *command]
-        is_synccheck = scenario.endswith("sanitize") and arguments[0] == "synccheck"
+        is_large = scenario == "rows_sanitize" and arguments[0] == "synccheck"
         try:
-            with _no_other_synccheck() if is_synccheck else nullcontext():
+            with _no_other_large() if is_large else nullcontext():
                 done = subprocess.run(
                     command,
                     env=environment,
