@@ -52,7 +52,7 @@ TC_DEVICE void load_edge(const Sm90MatmulParams& p, u32 shared, u32 full, u32 em
   const bool batched = p.flags & kSm90Batched;
   const int rows = of_a ? boxes_inside<C, C::kTileM>(p.m - w.m0) : 0;
   const int columns = of_b ? boxes_inside<C, C::kTileN>(p.n - w.n0) : 0;
-  const Columns from = columns_of<C>(w.n0);
+  const Panels from = panels_of<C>(w.n0);
   const int whole = of_b ? boxes_inside<C, C::kTileN / 64 * 64>(p.n - from.whole) : 0;
   const int half = of_b && from.half < p.n ? 1 : 0;
 #pragma unroll 1

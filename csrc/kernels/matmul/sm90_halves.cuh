@@ -25,25 +25,25 @@ TC_DEVICE bool begins_with_half(int n0) {
 
 // Where the whole panels of a tile begin, one after the other, and where its last one does, of
 // which the first half is multiplied.
-struct Columns {
+struct Panels {
   int whole, half;
 };
 
 template <class C>
-TC_DEVICE Columns columns_of(int n0) {
+TC_DEVICE Panels panels_of(int n0) {
   if (begins_with_half<C>(n0)) return {n0 + kHalf, n0};
   return {n0, n0 + C::kTileN - kHalf};
 }
 
 // Calls load(to, column) for each panel of a tile of B.
 template <class C, class Load>
-TC_DEVICE void load_panels(u32 to, const Columns& columns, Load load) {
+TC_DEVICE void load_panels(u32 to, const Panels& panels, Load load) {
   constexpr int kWhole = C::kTileN / 64;
 #pragma unroll
   for (int panel = 0; panel < kWhole; ++panel) {
-    load(to + panel * (C::kTileK * 128), columns.whole + 64 * panel);
+    load(to + panel * (C::kTileK * 128), panels.whole + 64 * panel);
   }
-  load(to + kWhole * (C::kTileK * 128), columns.half);
+  load(to + kWhole * (C::kTileK * 128), panels.half);
 }
 
 // load_operand() of B.
@@ -52,7 +52,7 @@ TC_DEVICE void load_b(const Sm90TensorMap& map, u32 to, u32 full, const Share& s
                       int n0, int k, const Work& w) {
   if constexpr (kHasHalves<C>) {
     const int skipped = share.part * (C::kTileK >> share.log_parts);
-    load_panels<C>(to + skipped * 128, columns_of<C>(n0), [&](u32 box, int column) {
+    load_panels<C>(to + skipped * 128, panels_of<C>(n0), [&](u32 box, int column) {
       load_box(map, box, full, share, batched, column, k + skipped, w);
     });
   } else {

@@ -63,7 +63,7 @@ TC_DEVICE void load_blocks(const Sm90MatmulParams& p, u32 shared, u32 full, cons
                            Position& at) {
   u32 arrived = full + 8 * at.stage, to = shared + at.stage * C::kStageBytes;
   const int m = w.m0, n = w.n0;
-  const Columns columns = columns_of<C>(n);
+  const Panels panels = panels_of<C>(n);
   const auto load = [&](auto is_first) {
     barrier_wait_bounded(arrived + 8 * C::kStages, at.phase ^ 1);
     barrier_expect(arrived,
@@ -76,7 +76,7 @@ TC_DEVICE void load_blocks(const Sm90MatmulParams& p, u32 shared, u32 full, cons
       if constexpr (kHasHalves<C>) {
         constexpr bool kShared = kB == Load::shared;
         const int skipped = kShared ? share_b.part * (C::kTileK >> share_b.log_parts) : 0;
-        load_panels<C>(to + C::kABytes + skipped * 128, columns, [&](u32 box, int column) {
+        load_panels<C>(to + C::kABytes + skipped * 128, panels, [&](u32 box, int column) {
           if constexpr (kShared) {
             tma_multicast(box, &p.b, arrived, share_b.mask, column, k + skipped);
           } else {
