@@ -163,7 +163,8 @@ def run_kernels(processes: int, seconds: float) -> int:
         return sorted({*sanitized.missing(record, kernels, tool), *record["reports"].get(tool, {})})
 
     work = []  # with the names of kernels that it may add
-    for tool in reversed(sanitized.TOOLS):  # the slowest first
+    # Those that have seen fewest first; racechecks have workers of their own.
+    for tool in sorted(sanitized.TOOLS, key=lambda tool: -len(absent_of(tool))):
         absent = absent_of(tool)
         may_add = {
             scenario: [name for name in absent if re.search(scenario.kernels, name)]
@@ -212,12 +213,13 @@ def run_kernels(processes: int, seconds: float) -> int:
                   f"{', ended early' if early else ''}", flush=True)  # fmt: skip
 
     slow = [number for number, (tool, *_) in enumerate(work) if tool == "racecheck"]
+    quick = [number for number in range(len(work)) if number not in slow]
     with (
         concurrent.futures.ThreadPoolExecutor(RACECHECKS * len(gpus)) as of_races,
         concurrent.futures.ThreadPoolExecutor(processes) as others,
     ):
         races = of_races.map(watch, slow)
-        list(others.map(watch, range(len(slow), len(work))))
+        list(others.map(watch, quick))
         list(races)
     print(*failed, sanitized.describe(ROOT), sep="\n")
     for tool in sanitized.TOOLS:
