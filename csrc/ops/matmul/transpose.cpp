@@ -138,7 +138,7 @@ class TransposeKernels : public MatmulKernels {
     if (c.split_sums || c.sums_rows() || c.batch_dims > 1) return;
     // Which kernels follow could depend on the number of rows: those of float32 add in one order.
     // Those of fewer outputs gain nothing by it (H200: 640 x 2560 x 3072, NN, 348 us, directly
-    // 306).
+    // 298).
     const double outputs = static_cast<double>(c.batch) * c.m * c.n;
     if (c.batch_invariant && (is_tf32 || outputs < kLeastInvariantOutputs)) return;
     if (work < (is_tf32 ? kLeastTransposedWork : kLeastFloat32Work)) return;
